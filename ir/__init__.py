@@ -1,0 +1,1 @@
+"""Values that cross folders: meshes, layouts, graphs, strategies, plans, and their files."""

@@ -1,0 +1,1 @@
+"""Rules, prices, formulations and the search that make a plan."""

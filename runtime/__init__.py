@@ -1,0 +1,1 @@
+"""Execution of a plan: emitted programs, collectives, data, the training loop, verification."""

@@ -1,0 +1,131 @@
+"""The command `shardwise`: small command functions, each loading its layer when called.
+
+An error that a user can cause is one line on stderr and exit code 2; anything else is a bug of
+ours and keeps its traceback.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file.")]
+
+
+def main() -> None:
+    """Run the command line and exit; the entry point of the distribution."""
+    from shardwise.ir.errors import ShardwiseError
+
+    try:
+        app()
+    except (ShardwiseError, OSError) as error:
+        print("shardwise:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from shardwise import __version__
+
+        typer.echo(f"shardwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    """Plan how a PyTorch model is split over devices, per band of sequence lengths."""
+
+
+@app.command()
+def explain(plan: PlanPath) -> None:
+    """Print a plan: mesh, stages, parameters, and the strategies and prices of each bucket."""
+    from shardwise.ir import plan_file, plan_text
+
+    typer.echo(plan_text.render(plan_file.load(plan)), nl=False)
+
+
+JobPath = Annotated[Path, typer.Argument(metavar="JOB.toml", help="A job file.")]
+
+
+@app.command()
+def lengths(
+    corpus: Annotated[str, typer.Argument(help="stdlib, files, or module:function.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")],
+    max_length: Annotated[int, typer.Option(help="Longer documents are split at it.")] = 8192,
+    tokenizer: Annotated[str, typer.Option(help="bytes, or hf:DIR.")] = "bytes",
+) -> None:
+    """Measure the lengths of a corpus: print percentiles, write the histogram that `plan` reads."""
+    from shardwise.ir.lengths import Lengths
+    from shardwise.ir.lengths_file import write_lengths
+    from shardwise.runtime.corpus import load_corpus
+
+    found = load_corpus(corpus, tokenizer, max_length=max_length)
+    histogram = Lengths.from_samples(found.lengths(), source=f"{corpus}, {tokenizer}")
+    write_lengths(histogram, output)
+    typer.echo(f"{corpus}: {found.describe()}")
+    typer.echo(" percent of documents up to   of tokens in documents up to")
+    for row in histogram.percentiles("S"):
+        typer.echo(f"{row.percent:8g} {row.length:16d}   {row.token_length:26d}")
+    typer.echo(f"wrote {output}")
+
+
+@app.command(name="plan")
+def plan_command(
+    cluster: Annotated[Path, typer.Option(help="Cluster file.")],
+    lengths: Annotated[Path, typer.Option(help="Length histogram (CSV).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Plan file to write.")],
+    model: Annotated[
+        str | None, typer.Argument(help="hf:config.json or module:function; or give --job.")
+    ] = None,
+    job: Annotated[Path | None, typer.Option(help="Job file: model, recipe, limits.")] = None,
+    tokens_per_step: Annotated[int | None, typer.Option(help="Global tokens of a step.")] = None,
+    compute_dtype: Annotated[str, typer.Option(help="Without --job.")] = "bfloat16",
+    memory_limit: Annotated[int | None, typer.Option(help="Bytes per rank.")] = None,
+) -> None:
+    """Find the plan with the least expected step; print it and write it."""
+    from shardwise.ir import plan_text
+    from shardwise.ir.errors import InvalidValueError
+    from shardwise.ir.training import TrainingSpec
+    from shardwise.planner.command import plan_language_model
+
+    spec, training = model, TrainingSpec(compute_dtype=compute_dtype)
+    if job is not None:
+        from shardwise.runtime.job_schema import load_job
+
+        loaded = load_job(job)
+        spec, training = model or loaded.model.spec, loaded.training
+        tokens_per_step = tokens_per_step or loaded.tokens_per_step
+        memory_limit = memory_limit or loaded.memory_limit_bytes_per_rank
+    if spec is None or tokens_per_step is None:
+        raise InvalidValueError("give a model and --tokens-per-step, or a --job that has both")
+    made = plan_language_model(
+        spec,
+        training=training,
+        cluster=cluster,
+        lengths=lengths,
+        tokens_per_step=tokens_per_step,
+        memory_limit_bytes_per_rank=memory_limit,
+    )
+    made.save(output)
+    typer.echo(plan_text.render(made), nl=False)
+    typer.echo(f"wrote {output}")
+
+
+@app.command(name="train")
+def train_command(
+    job: JobPath,
+    plan: Annotated[Path, typer.Option(help="Plan file.")],
+    resume: Annotated[Path | None, typer.Option(help="Folder of a checkpoint.")] = None,
+) -> None:
+    """Train a job under a plan; start it with torchrun, one process per rank."""
+    from shardwise.runtime.launch import train
+
+    train(job, plan, resume=resume)

@@ -1,0 +1,1 @@
+"""Optimisation that knows no tensors: dynamic programs, MILP builders, the batcher, oracles."""
