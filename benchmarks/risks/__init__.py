@@ -1,0 +1,1 @@
+"""Experiments that retire a risk of the design: one question, one script, one page each."""

@@ -1,0 +1,85 @@
+"""Where a concrete parameter rests under a plan, and what follows for its gradient and copies.
+
+The plan states master, accumulator and lifetime for patterns of names; a `Rest` is that for one
+parameter of a graph. Two layouts follow from all uses of the parameter in all buckets together, and
+are derived here, once, for the planner's prices and the runtime alike (docs/design/accumulator.md):
+
+stored  the layout in which gradients are summed over the micro-batches of a step: the accumulator,
+        but left Partial on an axis on which the accumulator is replicated and EVERY use leaves the
+        gradient Partial; that reduction waits for the end of the step and is paid once;
+copy    the layout in which a compute copy that lives for a step is kept: the one that all uses
+        share, else whole.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.ir.errors import MismatchError
+from shardwise.ir.graph import OperatorGraph
+from shardwise.ir.layout import Layout, Partial
+from shardwise.ir.mesh import Mesh
+from shardwise.ir.parameter_choice import Lifetime, ParameterChoice
+from shardwise.ir.program import Use
+
+WHOLE = Layout(())
+"""Replicated on every axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """One parameter at rest."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Global shape."""
+    master: Layout
+    accumulator: Layout
+    lifetime: Lifetime
+
+
+def rests(graph: OperatorGraph, choices: Sequence[ParameterChoice]) -> tuple[Rest, ...]:
+    """The rest of every parameter of the graph; MismatchError for one that no choice names."""
+    by_name: dict[str, ParameterChoice] = {
+        name: choice for choice in choices for name in choice.names.names()
+    }
+    result = []
+    for parameter in graph.parameters:
+        choice = by_name.get(parameter.name)
+        if choice is None:
+            raise MismatchError(
+                f"at parameters: the plan has no choice for {parameter.name}; make the plan again "
+                "for this model"
+            )
+        shape = tuple(int(length) for length in parameter.spec.shape)
+        result.append(
+            Rest(parameter.name, shape, choice.master, choice.accumulator, choice.lifetime)
+        )
+    return tuple(result)
+
+
+def uses_by_parameter(uses: Iterable[Use]) -> Mapping[str, tuple[Use, ...]]:
+    """The uses of each parameter, over all buckets."""
+    result: dict[str, list[Use]] = {}
+    for use in uses:
+        result.setdefault(use.parameter, []).append(use)
+    return {name: tuple(found) for name, found in result.items()}
+
+
+def stored_layout(rest: Rest, uses: Sequence[Use], mesh: Mesh) -> Layout:
+    """The layout in which gradients are summed over a step's micro-batches."""
+    cut = set(rest.accumulator.axes)
+    deferred = tuple(
+        (axis.name, Partial())
+        for axis in mesh.axes
+        if axis.name not in cut
+        and uses
+        and all(isinstance(u.layout.gradient.placement(axis.name), Partial) for u in uses)
+    )
+    return Layout(rest.accumulator.entries + deferred)
+
+
+def copy_layout(uses: Sequence[Use]) -> Layout:
+    """The layout in which a copy that lives for a step is kept."""
+    layouts = {use.layout.forward for use in uses}
+    only = layouts.pop() if len(layouts) == 1 else WHOLE
+    return WHOLE if any(isinstance(p, Partial) for _, p in only.entries) else only

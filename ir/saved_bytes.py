@@ -1,0 +1,2 @@
+"""placeholder"""
+def annotated(graph): return graph
