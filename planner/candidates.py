@@ -1,0 +1,250 @@
+"""Price tables of the search: every option of every mesh, before any is chosen.
+
+An option of a bucket is (implementation, recompute, seats). Its slot time and memory split into a
+part that depends on the sizes but on no parameter scheme (calls, moves, activations) and a part
+that depends on the scheme but on no size (gathers and reductions of parameters), so each is
+priced once. Units with equal steps are priced once, with their count.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.ir.localise import batch_degree, localise
+from shardwise.ir.mesh import Mesh
+from shardwise.ir.operator import Ref
+from shardwise.ir.program import Call, LocalProgram, Move, UnitProgram, Use, made_by
+from shardwise.ir.rest import rests
+from shardwise.ir.strategy import Recompute
+from shardwise.ir.trace import TracedModel
+from shardwise.ir.training import TrainingSpec
+from shardwise.planner import menu
+from shardwise.planner.memory_model import (
+    UnitMemory,
+    gathered_bytes,
+    rest_memory,
+    slot_bytes,
+    unit_memory,
+)
+from shardwise.planner.scheme import Scheme, choices
+from shardwise.planner.time_model import Pricer
+from shardwise.planner.traffic import AtRest, Traffic, at_rest
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a bucket."""
+
+    implementation: str
+    recompute: Recompute
+    seats: int
+    batch_degree: int
+
+    @property
+    def documents_per_slot(self) -> int:
+        """k = batch degree x seats."""
+        return self.batch_degree * self.seats
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPrice:
+    """Of a full slot on one rank."""
+
+    time_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class MeshPrograms:
+    """The programs of every implementation on one mesh, with their units grouped."""
+
+    traced: TracedModel
+    mesh: Mesh
+    programs: Mapping[str, LocalProgram]
+    groups: Mapping[str, tuple[tuple[int, int], ...]]
+    """Per implementation, (index of a unit, how many units are like it); recomputable ones
+    apart."""
+
+    @classmethod
+    def of(cls, traced: TracedModel, mesh: Mesh) -> "MeshPrograms":
+        """Localise the model once per implementation."""
+        programs = {}
+        for name in menu.implementations(mesh):
+            one = menu.strategy(name, mesh, Recompute.NONE)
+            programs[name] = localise(traced.graph, traced.units, mesh, [one] * len(traced.units))
+        groups = {name: _groups(program, traced) for name, program in programs.items()}
+        return cls(traced, mesh, programs, groups)
+
+    def is_layer(self, index: int) -> bool:
+        """Whether the unit is a layer, which recomputation may repeat."""
+        return bool(self.traced.units[index].module_path)
+
+
+def _groups(program: LocalProgram, traced: TracedModel) -> tuple[tuple[int, int], ...]:
+    first: dict[object, int] = {}
+    count: dict[int, int] = {}
+    for index, unit in enumerate(program.units):
+        key = (bool(traced.units[index].module_path), canonical(unit))
+        at = first.setdefault(key, index)
+        count[at] = count.get(at, 0) + 1
+    return tuple(count.items())
+
+
+def canonical(unit: UnitProgram) -> tuple[object, ...]:
+    """The steps of a unit with values numbered as they come and parameters left out.
+
+    Units with equal forms have equal prices: shapes, layouts and kinds are all that prices read.
+    """
+    numbers: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return numbers.setdefault(name, len(numbers))
+
+    steps: list[object] = []
+    for step in unit.steps:
+        if isinstance(step, Use):
+            steps.append(("use", str(step.spec), step.layout))
+        elif isinstance(step, Move):
+            steps.append(
+                ("move", number(step.value), str(step.spec), step.source, step.target,
+                 step.needs_gradient)
+            )  # fmt: skip
+        else:
+            assert isinstance(step, Call)
+            operator = step.operator
+            reads = tuple(number(_name(ref)) for ref in operator.refs())
+            steps.append(
+                ("call", operator.kind, reads, operator.outputs, operator.flops,
+                 operator.moved_bytes, step.reads, step.writes, step.parts, step.library,
+                 step.needs_gradient)
+            )  # fmt: skip
+        for name in made_by(step):
+            number(name)
+    return tuple(steps)
+
+
+def _name(ref: Ref) -> str:
+    return ref.name if ref.index == 0 else f"{ref.name}:{ref.index}"
+
+
+class ActivationTable:
+    """Prices of the part of a slot that no parameter scheme changes."""
+
+    def __init__(self, programs: MeshPrograms, pricer: Pricer, training: TrainingSpec) -> None:
+        self.programs, self.pricer, self.training = programs, pricer, training
+        self._times: dict[tuple[str, bool, int, int], float] = {}
+        self._memory: dict[tuple[str, int, int], dict[int, UnitMemory]] = {}
+
+    def time_s(self, option: Option, length: int) -> float:
+        """Seconds of calls and moves of a full slot padded to `length`."""
+        again = option.recompute is Recompute.LAYER
+        key = (option.implementation, again, option.documents_per_slot, length)
+        if key not in self._times:
+            traffic = Traffic(self.programs.programs[option.implementation], {}, self.training)
+            sizes = {"B": option.documents_per_slot, "S": length}
+            self._times[key] = sum(
+                count
+                * self.pricer.activations_s(
+                    traffic,
+                    traffic.program.units[index],
+                    sizes,
+                    recompute=again and self.programs.is_layer(index),
+                )
+                for index, count in self.programs.groups[option.implementation]
+            )
+        return self._times[key]
+
+    def memory(self, option: Option, length: int) -> dict[int, UnitMemory]:
+        """Memory of each kind of unit, by the index of its first unit."""
+        key = (option.implementation, option.documents_per_slot, length)
+        if key not in self._memory:
+            program = self.programs.programs[option.implementation]
+            traffic = Traffic(program, {}, self.training)
+            sizes = {"B": option.documents_per_slot, "S": length}
+            self._memory[key] = {
+                index: unit_memory(program.units[index], traffic, sizes)
+                for index, _ in self.programs.groups[option.implementation]
+            }
+        return self._memory[key]
+
+
+class SchemeTable:
+    """Prices of full slots under one parameter scheme and one set of implementations."""
+
+    def __init__(
+        self,
+        activations: ActivationTable,
+        scheme: Scheme,
+        implementations: Sequence[str],
+        dims: Mapping[str, int],
+        reserve_bytes: int,
+    ) -> None:
+        programs, pricer = activations.programs, activations.pricer
+        self.activations, self.scheme = activations, scheme
+        self.implementations = tuple(implementations)
+        self.choices = choices(programs.traced.graph, programs.mesh, scheme, dims)
+        chosen = [programs.programs[name] for name in implementations]
+        self.parameters: dict[str, AtRest] = at_rest(
+            rests(programs.traced.graph, self.choices), chosen, programs.mesh
+        )
+        self.traffics = {
+            name: Traffic(programs.programs[name], self.parameters, activations.training)
+            for name in implementations
+        }
+        self.rest = rest_memory(list(self.traffics.values()))
+        self.reserve_bytes = reserve_bytes
+        self.fixed_s = pricer.step_fixed_s(list(self.traffics.values()))
+        self._weights: dict[tuple[str, bool], float] = {}
+        self._gathered: dict[str, dict[int, int]] = {}
+
+    def price(self, option: Option, length: int) -> SlotPrice:
+        """Time and peak of a full slot padded to `length`."""
+        time_s = self.activations.time_s(option, length) + self._weights_s(option)
+        units = self.activations.memory(option, length)
+        programs = self.activations.programs
+        again_possible = option.recompute is Recompute.LAYER
+        gathered = self._gathered_bytes(option.implementation)
+        memories, copies, again = [], [], []
+        for index, count in programs.groups[option.implementation]:
+            memories += [units[index]] * count
+            copies += [gathered[index]] * count
+            again += [again_possible and programs.is_layer(index)] * count
+        slot = slot_bytes(memories, copies, again)
+        peak = max(self.rest.in_slot + slot, self.rest.at_step_end) + self.reserve_bytes
+        return SlotPrice(time_s, peak)
+
+    def _weights_s(self, option: Option) -> float:
+        again = option.recompute is Recompute.LAYER
+        key = (option.implementation, again)
+        if key not in self._weights:
+            traffic = self.traffics[option.implementation]
+            programs = self.activations.programs
+            self._weights[key] = sum(
+                count
+                * self.activations.pricer.weights_s(
+                    traffic,
+                    traffic.program.units[index],
+                    recompute=again and programs.is_layer(index),
+                )
+                for index, count in programs.groups[option.implementation]
+            )
+        return self._weights[key]
+
+    def _gathered_bytes(self, implementation: str) -> dict[int, int]:
+        if implementation not in self._gathered:
+            traffic = self.traffics[implementation]
+            self._gathered[implementation] = {
+                index: gathered_bytes(traffic.program.units[index], traffic)
+                for index, _ in self.activations.programs.groups[implementation]
+            }
+        return self._gathered[implementation]
+
+
+def options(mesh: Mesh, implementations: Sequence[str]) -> tuple[Option, ...]:
+    """Every option of a bucket on a mesh."""
+    found = []
+    for name in implementations:
+        degree = batch_degree(menu.strategy(name, mesh, Recompute.NONE), mesh)
+        for recompute in menu.RECOMPUTES:
+            for seats in menu.seat_counts():
+                found.append(Option(name, recompute, seats, degree))
+    return tuple(found)

@@ -1,0 +1,204 @@
+"""What a program communicates: every message of a slot and of a step, before it is run.
+
+The runtime runs the same steps through the same lowering, so these messages are EQUAL to those that
+a communicator records (tests/planner/test_stated_is_executed.py). A slot is one micro-batch,
+forward and backward; a step adds, once, the copies that live for a step and the reductions that
+wait for its end.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.ir.autograd_saves import saved_operands, saves_anything
+from shardwise.ir.dtype import DTYPE_BYTES
+from shardwise.ir.layout import Layout
+from shardwise.ir.lowering import lower
+from shardwise.ir.mesh import Mesh
+from shardwise.ir.parameter_choice import Lifetime
+from shardwise.ir.program import Call, LocalProgram, Move, Step, UnitProgram, Use
+from shardwise.ir.redistribution import step_bytes
+from shardwise.ir.rest import Rest, copy_layout, stored_layout, uses_by_parameter
+from shardwise.ir.tensor import TensorSpec
+from shardwise.ir.training import TrainingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One collective over one group. Text: `all_gather x0,data 65536`."""
+
+    kind: str
+    axes: tuple[str, ...]
+    """Axes of the group, in the flat order."""
+    message_bytes_per_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {','.join(self.axes)} {self.message_bytes_per_rank}"
+
+
+Messages = Counter[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class AtRest:
+    """One parameter with the two layouts that follow from all buckets' uses of it."""
+
+    rest: Rest
+    stored: Layout
+    copy: Layout
+
+
+def at_rest(
+    rests: Sequence[Rest], programs: Sequence[LocalProgram], mesh: Mesh
+) -> dict[str, AtRest]:
+    """Every parameter by name, its derived layouts taken over all buckets' programs."""
+    uses = uses_by_parameter(
+        step for program in programs for step in program.steps() if isinstance(step, Use)
+    )
+    return {
+        rest.name: AtRest(
+            rest,
+            stored_layout(rest, uses.get(rest.name, ()), mesh),
+            copy_layout(uses.get(rest.name, ())),
+        )
+        for rest in rests
+    }
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Counts messages of one bucket's program at concrete sizes."""
+
+    program: LocalProgram
+    parameters: Mapping[str, AtRest]
+    training: TrainingSpec
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the program."""
+        return self.program.mesh
+
+    def slot(self, sizes: Mapping[str, int], recompute: Sequence[bool]) -> Messages:
+        """All messages of one micro-batch; `recompute[i]` says whether unit i is recomputed."""
+        total: Messages = Counter()
+        for unit, again in zip(self.program.units, recompute, strict=True):
+            total += self.unit(unit, sizes, recompute=again)
+        return total
+
+    def unit(self, unit: UnitProgram, sizes: Mapping[str, int], *, recompute: bool) -> Messages:
+        """Messages of one unit in a micro-batch, forward and backward."""
+        return self.activations(unit, sizes, recompute=recompute) + self.weights(
+            unit, recompute=recompute
+        )
+
+    def activations(
+        self, unit: UnitProgram, sizes: Mapping[str, int], *, recompute: bool
+    ) -> Messages:
+        """Messages of values; they depend on the sizes and on no parameter's rest."""
+        total: Messages = Counter()
+        for steps in (unit.steps, recomputed(unit) if recompute else ()):
+            for step in steps:
+                if isinstance(step, Move):
+                    total.update(self._value(step, sizes, *_forward(step)))
+                elif isinstance(step, Call) and step.library == "vocabulary_cross_entropy":
+                    total.update(self._class_parallel_loss(step, sizes))
+        for step in unit.steps:
+            if isinstance(step, Move) and step.needs_gradient:
+                total.update(self._value(step, sizes, *_backward(step)))
+        return total
+
+    def weights(self, unit: UnitProgram, *, recompute: bool) -> Messages:
+        """Messages of parameters; they depend on no size. Step-long copies are not among them."""
+        total: Messages = Counter()
+        uses = [step for step in unit.steps if isinstance(step, Use)]
+        again = uses if recompute else list(self._opened_again(unit))
+        for use in (*uses, *again):
+            if self.parameters[use.parameter].rest.lifetime is Lifetime.USE:
+                one = self.parameters[use.parameter]
+                total.update(self._route(one.rest.master, use.layout.forward, use.spec))
+        for use in uses:
+            if self.training.trains(use.parameter):
+                spec = TensorSpec(use.spec.shape, self.training.reduce_dtype)
+                stored = self.parameters[use.parameter].stored
+                total.update(self._route(use.layout.gradient, stored, spec))
+        return total
+
+    def step_copies(self) -> Messages:
+        """Copies that live for a step, gathered once a step if any slot runs this bucket."""
+        total: Messages = Counter()
+        for name, dtype in sorted(self.copies()):
+            one = self.parameters[name]
+            total += Counter(
+                self._route(one.rest.master, one.copy, TensorSpec(one.rest.shape, dtype))
+            )
+        return total
+
+    def copies(self) -> set[tuple[str, str]]:
+        """(parameter, dtype) of the copies that live for a step or a micro-batch."""
+        return {
+            (step.parameter, step.spec.dtype)
+            for step in self.program.steps()
+            if isinstance(step, Use)
+            and self.parameters[step.parameter].rest.lifetime is not Lifetime.USE
+        }
+
+    def step_end(self) -> Messages:
+        """Reductions that wait for the end of the step, accumulator to master."""
+        total: Messages = Counter()
+        for one in self.parameters.values():
+            if self.training.trains(one.rest.name):
+                spec = TensorSpec(one.rest.shape, self.training.accumulate_dtype)
+                total += Counter(self._route(one.stored, one.rest.master, spec))
+        return total
+
+    def _opened_again(self, unit: UnitProgram) -> Iterator[Use]:
+        """Uses whose copy autograd saves: short-lived ones are gathered again in backward."""
+        uses = {step.name: step for step in unit.steps if isinstance(step, Use)}
+        opened: dict[str, Use] = {}
+        for step in unit.steps:
+            if isinstance(step, Call):
+                names = [ref.name for ref in step.operator.refs()]
+                for index in saved_operands(step):
+                    if names[index] in uses:
+                        opened[names[index]] = uses[names[index]]
+        yield from opened.values()
+
+    def _value(
+        self, move: Move, sizes: Mapping[str, int], source: Layout, target: Layout
+    ) -> Iterator[Message]:
+        yield from self._route(source.at(sizes), target.at(sizes), move.spec.at(sizes))
+
+    def _route(self, source: Layout, target: Layout, spec: TensorSpec) -> Iterator[Message]:
+        shape = tuple(int(length) for length in spec.shape)
+        for step in lower(source, target, self.mesh):
+            if not step.is_local:
+                size = step_bytes(step, shape, DTYPE_BYTES[spec.dtype], self.mesh)
+                yield Message(str(step.kind), step.axes, size)
+
+    def _class_parallel_loss(self, call: Call, sizes: Mapping[str, int]) -> Iterator[Message]:
+        """The largest logit of each row, then the sum of exponentials and the target's logit."""
+        assert call.library_axis is not None
+        logits = call.operand_specs[0].at(sizes)
+        layout = call.reads[0].forward.at(sizes)
+        shape = tuple(int(length) for length in logits.shape)
+        rows = layout.local_shape(shape, self.mesh, 0)[0]
+        size = rows * DTYPE_BYTES[logits.dtype]
+        yield Message("all_reduce", (call.library_axis,), size)
+        yield Message("all_reduce", (call.library_axis,), 2 * size)
+
+
+def _forward(move: Move) -> tuple[Layout, Layout]:
+    return move.source.forward, move.target.forward
+
+
+def _backward(move: Move) -> tuple[Layout, Layout]:
+    return move.target.gradient, move.source.gradient
+
+
+def recomputed(unit: UnitProgram) -> tuple[Step, ...]:
+    """The steps that a recomputed unit runs again: all uses, then up to the last one that saves."""
+    last = max(
+        (i for i, s in enumerate(unit.steps) if isinstance(s, Call) and saves_anything(s)),
+        default=-1,
+    )
+    return tuple(step for i, step in enumerate(unit.steps) if i <= last or isinstance(step, Use))

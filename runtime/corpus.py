@@ -1,0 +1,154 @@
+"""Documents as token arrays, from files, from Python's own library, or from a user's function."""
+
+import glob
+import importlib
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.ir.errors import FileFormatError, InvalidValueError, UnsupportedError
+
+Tokens = npt.NDArray[np.int64]
+Encode = Callable[[str], Tokens]
+
+STDLIB = "stdlib"
+"""The standard library's own source files: a corpus that every machine has."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokenised documents in a fixed order, none longer than `max_length`."""
+
+    documents: tuple[Tokens, ...]
+    split: int
+    """Documents that were longer and were split."""
+    empty: int
+    """Documents without a token, left out."""
+
+    def lengths(self) -> Tokens:
+        """Tokens of every document, int64 [documents]."""
+        return np.array([len(document) for document in self.documents], dtype=np.int64)
+
+    def describe(self) -> str:
+        """One line for summaries."""
+        lengths = self.lengths()
+        return (
+            f"{len(self.documents)} documents, {int(lengths.sum())} tokens, longest "
+            f"{int(lengths.max())}; {self.split} longer documents split, "
+            f"{self.empty} empty left out"
+        )
+
+
+def load_corpus(
+    source: str, tokenizer: str = "bytes", *, max_length: int, field: str = "text"
+) -> Corpus:
+    """The corpus of a source; see DataSource for the forms.
+
+    Raises FileFormatError for files that are missing or not of their form, and
+    InvalidValueError for an empty corpus.
+    """
+    encode = tokenizer_of(tokenizer)
+    pieces: list[Tokens] = []
+    split = empty = 0
+    for tokens in _documents(source, encode, field):
+        if len(tokens) == 0:
+            empty += 1
+            continue
+        if len(tokens) > max_length:
+            split += 1
+        pieces += [tokens[i : i + max_length] for i in range(0, len(tokens), max_length)]
+    if not pieces:
+        raise InvalidValueError(
+            f"the corpus {source!r} has no document with a token ({empty} empty ones); name files "
+            "with text"
+        )
+    return Corpus(tuple(pieces), split, empty)
+
+
+def tokenizer_of(name: str) -> Encode:
+    """`bytes`: the UTF-8 bytes of a text, 0 to 255. `hf:DIR`: a saved transformers tokenizer."""
+    if name == "bytes":
+        return lambda text: np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+    if name.startswith("hf:"):
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise UnsupportedError(
+                f"tokenizer {name!r} needs transformers; install shardwise[hf]"
+            ) from error
+        loaded: Any = AutoTokenizer.from_pretrained(name[3:])  # type: ignore[no-untyped-call]
+        return lambda text: np.array(loaded(text)["input_ids"], dtype=np.int64)
+    raise InvalidValueError(f"tokenizer {name!r}: use bytes or hf:DIR")
+
+
+def _documents(source: str, encode: Encode, field: str) -> Iterator[Tokens]:
+    if source == STDLIB:
+        for path in stdlib_files():
+            yield encode(path.read_text(encoding="utf-8", errors="replace"))
+    elif ":" in source and not Path(source).exists():
+        yield from _from_function(source, encode)
+    else:
+        files = sorted(glob.glob(source, recursive=True))  # noqa: PTH207 (a pattern, maybe absolute)
+        if not files:
+            raise FileFormatError(
+                f"corpus {source!r}: no such file; give a path or a glob of files"
+            )
+        for name in files:
+            yield from _from_file(Path(name), encode, field)
+
+
+def stdlib_files() -> list[Path]:
+    """Source files of the running interpreter's standard library, in the order of their names.
+
+    Without site-packages and without what the interpreter made itself at its build.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    return sorted(
+        path
+        for path in root.rglob("*.py")
+        if not {"site-packages", "dist-packages", "__pycache__"} & set(path.parts)
+        and not path.name.startswith("_sysconfigdata")
+    )
+
+
+def _from_file(path: Path, encode: Encode, field: str) -> Iterator[Tokens]:
+    if path.suffix == ".npy":
+        array = np.load(path, allow_pickle=True)
+        rows: Iterable[Any] = array if array.dtype == object or array.ndim == 2 else [array]
+        for row in rows:
+            yield np.asarray(row, dtype=np.int64)
+    elif path.suffix == ".jsonl":
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield encode(json.loads(line)[field])
+                except (json.JSONDecodeError, KeyError, TypeError) as error:
+                    raise FileFormatError(
+                        f"{path}: line {number} is no JSON object with the text under {field!r}; "
+                        "repair it, or set data.field"
+                    ) from error
+    else:
+        yield encode(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _from_function(source: str, encode: Encode) -> Iterator[Tokens]:
+    """Documents of a user's `module:function`: texts, or sequences of token ids."""
+    module, _, name = source.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise FileFormatError(
+            f"corpus {source!r}: {error}; give a file, or module:function of an importable module"
+        ) from error
+    finally:
+        sys.path.pop(0)
+    for item in function():
+        yield encode(item) if isinstance(item, str) else np.asarray(item, dtype=np.int64)

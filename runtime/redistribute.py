@@ -1,0 +1,282 @@
+"""Run a redistribution on this rank: the steps that `ir.lowering.lower` gives, one by one.
+
+The planner prices the same steps, so the messages counted here equal those that a plan states.
+Pieces that differ in size (uneven chunks) are padded to the largest before they are sent.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwise.ir.layout import Layout, Replicate, Select, Shard
+from shardwise.ir.lowering import lower
+from shardwise.ir.mesh import Mesh
+from shardwise.ir.placement import positions
+from shardwise.ir.program import Move
+from shardwise.ir.redistribution import CollectiveStep, StepKind
+from shardwise.ir.tensor import TensorSpec
+from shardwise.runtime.communicator import Communicator
+
+Shape = tuple[int, ...]
+
+
+class Router:
+    """Redistributes tensors of this rank over a mesh."""
+
+    def __init__(self, mesh: Mesh, communicator: Communicator, device: torch.device) -> None:
+        self.mesh, self.communicator, self.device = mesh, communicator, device
+        self.rank = communicator.rank
+        self._places = mesh.coordinates(self.rank)
+
+    def place(self, axis: str) -> int:
+        """This rank's coordinate on an axis."""
+        return self._places[axis]
+
+    def group(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """The ranks that differ from this one on these axes only, first axis slowest."""
+        return self.mesh.group(axes, self.rank)
+
+    def run(self, x: torch.Tensor, source: Layout, target: Layout, shape: Shape) -> torch.Tensor:
+        """The local part under `target` of a global tensor of `shape` that lies in `source`.
+
+        Returns `x` itself where nothing is to be done; may return a view of it for slices. Not
+        differentiable (see `Redistribution`).
+        """
+        for step in lower(source, target, self.mesh):
+            x = _STEPS[step.kind](self, x, step, shape)
+        return x
+
+    def sum_over_world(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over all ranks."""
+        return self.communicator.all_reduce(x, tuple(range(self.mesh.world_size)))
+
+    # --- one step each ------------------------------------------------------------------------
+
+    def _slice(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
+        for axis in step.target.axes:
+            if axis in step.axes:
+                cut = _cut(step.target, axis)
+                x = _take(x, cut, self.mesh.axis(axis).size, self._places[axis])
+        return x
+
+    def _mask(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
+        """R -> P keeps the value at the first place; S -> P puts the part among zeros."""
+        layout = step.source
+        for axis in reversed(step.axes):
+            before = layout.placement(axis)
+            if isinstance(before, Replicate):
+                x = x if self._places[axis] == 0 else torch.zeros_like(x)
+                continue
+            layout = layout.without((axis,))
+            whole = x.new_zeros(layout.local_shape(shape, self.mesh, self.rank))
+            cut, ranks = _cut(step.source, axis), self.mesh.axis(axis).size
+            _place(whole, x, cut, ranks, self._places[axis])
+            x = whole
+        return x
+
+    def _all_reduce(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
+        return self.communicator.all_reduce(x.contiguous(), self.group(step.axes), op=step.op)
+
+    def _all_gather(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
+        cuts = [(_cut(step.source, axis), self.mesh.axis(axis).size) for axis in step.axes]
+        full = step.target.local_shape(shape, self.mesh, self.rank)
+        shapes = _piece_shapes(full, cuts)
+        packed = _pack([x], max(_count(s) for s in shapes))[0]
+        gathered = self.communicator.all_gather(packed, self.group(step.axes))
+        pieces = [_unpack(row, s) for row, s in zip(gathered, shapes, strict=True)]
+        return _join(pieces, full, cuts)
+
+    def _reduce_scatter(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
+        cuts = [(_cut(step.target, axis), self.mesh.axis(axis).size) for axis in step.axes]
+        pieces = _split(x, cuts)
+        packed = _pack(pieces, max(piece.numel() for piece in pieces))
+        mine = self.communicator.reduce_scatter(packed, self.group(step.axes), op=step.op)
+        return _unpack(mine, step.target.local_shape(shape, self.mesh, self.rank))
+
+    def _all_to_all(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
+        (axis,) = step.axes
+        ranks = self.mesh.axis(axis).size
+        leaving, entering = _cut(step.source, axis), _cut(step.target, axis)
+        full = step.source.without((axis,)).local_shape(shape, self.mesh, self.rank)
+        sent = _split(x, [(entering, ranks)])
+        received = [
+            _piece_shape(
+                _piece_shape(full, leaving, ranks, other), entering, ranks, self.place(axis)
+            )
+            for other in range(ranks)
+        ]
+        largest = max(
+            _count(_piece_shape(_piece_shape(full, leaving, ranks, a), entering, ranks, b))
+            for a in range(ranks)
+            for b in range(ranks)
+        )
+        packed = self.communicator.all_to_all(_pack(sent, largest), self.group((axis,)))
+        pieces = [_unpack(row, s) for row, s in zip(packed, received, strict=True)]
+        return _join(
+            pieces, step.target.local_shape(shape, self.mesh, self.rank), [(leaving, ranks)]
+        )
+
+
+_STEPS: Mapping[StepKind, Callable[[Router, torch.Tensor, CollectiveStep, Shape], torch.Tensor]] = {
+    StepKind.SLICE: Router._slice,
+    StepKind.MASK: Router._mask,
+    StepKind.ALL_REDUCE: Router._all_reduce,
+    StepKind.ALL_GATHER: Router._all_gather,
+    StepKind.REDUCE_SCATTER: Router._reduce_scatter,
+    StepKind.ALL_TO_ALL: Router._all_to_all,
+}
+
+_Cut = Shard | Select
+
+
+def _cut(layout: Layout, axis: str) -> _Cut:
+    placement = layout.placement(axis)
+    assert isinstance(placement, Shard | Select), f"{layout} does not cut on {axis}"
+    return placement
+
+
+def _count(shape: Shape) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total
+
+
+@lru_cache(maxsize=1 << 14)
+def _intervals(cut: _Cut, length: int, ranks: int, place: int) -> tuple[tuple[int, int], ...]:
+    return positions(cut, length, place, ranks).intervals
+
+
+def _take(x: torch.Tensor, cut: _Cut, ranks: int, place: int) -> torch.Tensor:
+    """The piece at `place`: a view where it is one interval."""
+    dim, length = cut.dim, x.shape[cut.dim]
+    parts = [
+        x.narrow(dim, start, stop - start) for start, stop in _intervals(cut, length, ranks, place)
+    ]
+    if not parts:
+        return x.narrow(dim, 0, 0)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _split(x: torch.Tensor, cuts: Sequence[tuple[_Cut, int]]) -> list[torch.Tensor]:
+    """Pieces for all places of nested cuts, the first cut slowest."""
+    if not cuts:
+        return [x]
+    (cut, ranks), rest = cuts[0], cuts[1:]
+    return [piece for place in range(ranks) for piece in _split(_take(x, cut, ranks, place), rest)]
+
+
+def _piece_shape(full: Shape, cut: _Cut, ranks: int, place: int) -> Shape:
+    length = sum(b - a for a, b in _intervals(cut, full[cut.dim], ranks, place))
+    return (*full[: cut.dim], length, *full[cut.dim + 1 :])
+
+
+def _piece_shapes(full: Shape, cuts: Sequence[tuple[_Cut, int]]) -> list[Shape]:
+    if not cuts:
+        return [full]
+    (cut, ranks), rest = cuts[0], cuts[1:]
+    return [
+        shape
+        for place in range(ranks)
+        for shape in _piece_shapes(_piece_shape(full, cut, ranks, place), rest)
+    ]
+
+
+def _join(
+    pieces: Sequence[torch.Tensor], full: Shape, cuts: Sequence[tuple[_Cut, int]]
+) -> torch.Tensor:
+    """The inverse of `_split`: a tensor of shape `full` from the pieces of nested cuts."""
+    if not cuts:
+        return pieces[0]
+    (cut, ranks), rest = cuts[0], cuts[1:]
+    each = len(pieces) // ranks
+    parts = [
+        _join(
+            pieces[i * each : (i + 1) * each],
+            _piece_shape(full, cut, ranks, i),
+            rest,
+        )
+        for i in range(ranks)
+    ]
+    if isinstance(cut, Shard) and cut.outer == 1 and not cut.sections:
+        return torch.cat(parts, cut.dim)
+    result = parts[0].new_empty(full)
+    for place, part in enumerate(parts):
+        _place(result, part, cut, ranks, place)
+    return result
+
+
+def _place(whole: torch.Tensor, part: torch.Tensor, cut: _Cut, ranks: int, place: int) -> None:
+    """Copy the part of one place to where it lies in the whole."""
+    at = 0
+    for start, stop in _intervals(cut, whole.shape[cut.dim], ranks, place):
+        whole.narrow(cut.dim, start, stop - start).copy_(part.narrow(cut.dim, at, stop - start))
+        at += stop - start
+
+
+def _pack(pieces: Sequence[torch.Tensor], largest: int) -> torch.Tensor:
+    """[pieces, largest]: each piece flat, padded with zeros at the end."""
+    if all(piece.numel() == largest for piece in pieces):
+        if len(pieces) == 1:
+            return pieces[0].reshape(1, largest)
+        return torch.stack([piece.reshape(largest) for piece in pieces])
+    packed = pieces[0].new_zeros(len(pieces), largest)
+    for row, piece in zip(packed, pieces, strict=True):
+        row[: piece.numel()] = piece.reshape(-1)
+    return packed
+
+
+def _unpack(row: torch.Tensor, shape: Shape) -> torch.Tensor:
+    return row.reshape(-1)[: _count(shape)].view(shape)
+
+
+class Redistribution(nn.Module):
+    """A move as a module: x local, then the global sizes -> the value in the target's layout.
+
+    Backward takes the gradient from the target's gradient layout to the source's.
+    """
+
+    def __init__(self, move: Move, router: Router, sizes: tuple[str, ...]) -> None:
+        super().__init__()
+        self.move, self.router, self.sizes = move, router, sizes
+
+    def forward(self, x: torch.Tensor, *sizes: int) -> torch.Tensor:
+        """Runs the move at these sizes."""
+        known = dict(zip(self.sizes, sizes, strict=True))
+        if not self.move.needs_gradient:
+            with torch.no_grad():
+                source, target = self.move.source.forward, self.move.target.forward
+                shape = _shape(self.move.spec, known)
+                return self.router.run(x, source.at(known), target.at(known), shape)
+        result: torch.Tensor = _Moved.apply(x, self.move, self.router, known)  # type: ignore[no-untyped-call]
+        return result
+
+    def extra_repr(self) -> str:
+        """Layouts before and after."""
+        return f"{self.move.source} -> {self.move.target}"
+
+
+def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> Shape:
+    return tuple(int(length) for length in spec.at(sizes).shape)
+
+
+class _Moved(torch.autograd.Function):
+    """The forward layout changes forward, the gradient layout backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, move: Move, router: Router, sizes: Mapping[str, int]
+    ) -> torch.Tensor:
+        shape = _shape(move.spec, sizes)
+        ctx.source, ctx.target = move.source.gradient.at(sizes), move.target.gradient.at(sizes)
+        ctx.router, ctx.shape = router, shape
+        result = router.run(x, move.source.forward.at(sizes), move.target.forward.at(sizes), shape)
+        return result.view_as(result) if result is x else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradient = ctx.router.run(gradients[0], ctx.target, ctx.source, ctx.shape)
+        return gradient, None, None, None
