@@ -82,8 +82,7 @@ class Dtype:
         """The dtype that prints as `text`; raises ParseError."""
         if not isinstance(text, str) or text not in DTYPE_BYTES:
             raise ParseError(
-                f"cannot parse {shown(text)} as a dtype: expected one of "
-                f"{', '.join(DTYPE_BYTES)}"
+                f"cannot parse {shown(text)} as a dtype: expected one of {', '.join(DTYPE_BYTES)}"
             )
         return cls(text)
 

@@ -210,6 +210,4 @@ def _worst_span(cluster: Cluster, stride: int, size: int) -> Span:
         for block in range(0, cluster.world_size, stride * size)
         for first in range(block, block + stride)
     }
-    return max(
-        spans, key=lambda item: (depth.get(item.link, -1), -item.members_inside, str(item))
-    )
+    return max(spans, key=lambda item: (depth.get(item.link, -1), -item.members_inside, str(item)))

@@ -172,9 +172,7 @@ def _efficiency(path: str | Path, key: str, form: EfficiencyForm) -> Curve:
     by_flop = form.flop is not None
     with _at(path, key):
         if by_flop == (form.bytes is not None):
-            raise InvalidValueError(
-                "an efficiency goes by flop or by bytes; give one of the two"
-            )
+            raise InvalidValueError("an efficiency goes by flop or by bytes; give one of the two")
         x = form.flop if form.flop is not None else form.bytes or []
         unit = "FLOP" if by_flop else "bytes"
         return Curve(tuple(x), tuple(form.ratio), unit, "ratio", form.source)

@@ -75,9 +75,7 @@ def check_float(value: object, what: str) -> float:
         number = float(value)
         if math.isfinite(number) and number >= 0:
             return abs(number)
-    raise InvalidValueError(
-        f"{what} is {shown(value)}; give a finite number that is not negative"
-    )
+    raise InvalidValueError(f"{what} is {shown(value)}; give a finite number that is not negative")
 
 
 @dataclass(frozen=True, slots=True)

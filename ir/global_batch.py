@@ -56,8 +56,7 @@ def count_documents(
     for row, batch in enumerate(batches):
         if batch.ndim != 2 or batch.shape[1] != len(dims):
             raise InvalidValueError(
-                f"batch {row} has shape {batch.shape}; give a column for each of "
-                f"{', '.join(dims)}"
+                f"batch {row} has shape {batch.shape}; give a column for each of {', '.join(dims)}"
             )
         free = np.ones(len(batch), dtype=bool)
         for column, bucket in enumerate(buckets):

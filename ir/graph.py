@@ -52,9 +52,7 @@ class OperatorGraph:
     def __post_init__(self) -> None:
         for what, kind in _FIELDS.items():
             values = getattr(self, what)
-            if type(values) is not tuple or not all(
-                isinstance(value, kind) for value in values
-            ):
+            if type(values) is not tuple or not all(isinstance(value, kind) for value in values):
                 raise InvalidValueError(
                     f"{what} of the graph are {shown(values)}: give a tuple of {kind.__name__}"
                 )
@@ -108,9 +106,7 @@ class OperatorGraph:
     def users(self, name: str) -> tuple[Operator, ...]:
         """The operators that read any output of the item of that name, in order, each once."""
         if name not in self._items:
-            raise InvalidValueError(
-                f"the graph has no item {shown(name)}; use one of its names"
-            )
+            raise InvalidValueError(f"the graph has no item {shown(name)}; use one of its names")
         return tuple(self.operators[position] for position in self._readers.get(name, ()))
 
     def total_flops(self) -> sympy.Expr:
@@ -159,9 +155,7 @@ class OperatorGraph:
             )
         self._items[name] = item
 
-    def _add_operator(
-        self, position: int, operator: Operator, declared: frozenset[str]
-    ) -> None:
+    def _add_operator(self, position: int, operator: Operator, declared: frozenset[str]) -> None:
         _check_symbols(operator.outputs, declared, operator.name)
         expressions = [operator.flops, operator.moved_bytes, operator.saved_bytes]
         for leaf in operator.arguments():
@@ -234,9 +228,7 @@ class OperatorGraph:
         written: set[str] = set()
         for update in self.updates:
             if type(update) is not tuple or len(update) != 2 or not isinstance(update[1], Ref):
-                raise InvalidValueError(
-                    f"update {shown(update)}: give (constant name, Ref) pairs"
-                )
+                raise InvalidValueError(f"update {shown(update)}: give (constant name, Ref) pairs")
             name, ref = update
             name = name if type(name) is str else ""
             constant = self._items.get(name)

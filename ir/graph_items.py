@@ -167,9 +167,7 @@ class Parameter:
 
     def _check_section(self, section: object, where: str) -> None:
         if not isinstance(section, Section):
-            raise InvalidValueError(
-                f"{where} has section {shown(section)}: give a Section or None"
-            )
+            raise InvalidValueError(f"{where} has section {shown(section)}: give a Section or None")
         if not self.name.startswith(f"{section.source}#"):
             raise InvalidValueError(
                 f"{where} is a section of {shown(section.source)}: its name starts with the "
@@ -224,8 +222,7 @@ class Constant:
         _check_spec(self.spec, f"constant {shown(self.name)}", concrete=True)
         if type(self.persistent) is not bool:
             raise InvalidValueError(
-                f"constant {shown(self.name)} has persistent {shown(self.persistent)}: give a "
-                "bool"
+                f"constant {shown(self.name)} has persistent {shown(self.persistent)}: give a bool"
             )
 
     def __str__(self) -> str:

@@ -125,10 +125,7 @@ def graph_digest(graph: OperatorGraph) -> str:
         *(f"symbol {symbol}" for symbol in graph.symbols),
         *(f"input {item}" for item in graph.inputs),
         *(f"parameter {parameter}" for parameter in graph.parameters),
-        *(
-            f"constant {name_text(constant.name)} {constant.spec}"
-            for constant in graph.constants
-        ),
+        *(f"constant {name_text(constant.name)} {constant.spec}" for constant in graph.constants),
         *(
             f"operator {operator.call_text(ref_text)} -> "
             f"{', '.join(map(str, operator.outputs))} "

@@ -222,9 +222,7 @@ class HardwareProfile:
                 yield f"links.{link.name}.{field}", getattr(link, field)
             for item in link.collectives:
                 place = (
-                    ""
-                    if item.group_size is None
-                    else f".{item.group_size}.{item.ranks_per_device}"
+                    "" if item.group_size is None else f".{item.group_size}.{item.ranks_per_device}"
                 )
                 yield f"links.{link.name}.{item.kind}{place}", item.curve
 

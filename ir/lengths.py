@@ -121,9 +121,7 @@ class Lengths:
             )
         ends = [check_edges(edge, full[:, i], dims[i]) for i, edge in enumerate(edges)]
         place = np.stack([np.searchsorted(e, full[:, i]) for i, e in enumerate(ends)], axis=1)
-        cells, cell_of, counts = np.unique(
-            place, axis=0, return_inverse=True, return_counts=True
-        )
+        cells, cell_of, counts = np.unique(place, axis=0, return_inverse=True, return_counts=True)
         sums = np.zeros(cells.shape, dtype=np.int64)
         np.add.at(sums, cell_of.reshape(-1), full)
         bins = tuple(
@@ -203,9 +201,7 @@ class Lengths:
             columns.append(quantiles(shares, low[chosen], high[chosen], exponent[chosen]))
         return np.stack(columns, axis=1)
 
-    def percentiles(
-        self, dim: str, percents: Sequence[float] = PERCENTS
-    ) -> tuple[Percentile, ...]:
+    def percentiles(self, dim: str, percents: Sequence[float] = PERCENTS) -> tuple[Percentile, ...]:
         """The percentile table of one dim; raises InvalidValueError for a dim not there."""
         if dim not in self.dims:
             raise InvalidValueError(

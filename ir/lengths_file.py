@@ -54,9 +54,7 @@ def read_lengths(path: str | Path) -> Lengths:
     empty_documents = 0.0
     for number, cells in rows:
         if len(cells) != len(header):
-            _fail(
-                path, number, f"{len(cells)} cells, the header has {len(header)}; complete it"
-            )
+            _fail(path, number, f"{len(cells)} cells, the header has {len(header)}; complete it")
         row = dict(zip(header, cells, strict=True))
         documents = _number(path, number, "documents", row["documents"])
         if all(row[f"{dim}_{end}"] == "0" for dim in dims for end in ("low", "high")):

@@ -79,9 +79,7 @@ class CollectiveCurve:
     def __str__(self) -> str:
         if self.group_size is None:
             return f"{self.kind} {self.curve}"
-        return (
-            f"{self.kind} group={self.group_size} shared={self.ranks_per_device} {self.curve}"
-        )
+        return f"{self.kind} group={self.group_size} shared={self.ranks_per_device} {self.curve}"
 
     @classmethod
     def parse(cls, text: str) -> "CollectiveCurve":

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 
 from shardwise.ir import (  # noqa: F401  (the rule modules fill the registry)
     rules_matmul,
+    rules_model,
     rules_pointwise,
     rules_reduce,
     rules_view,
 )
 from shardwise.ir.axis_state import ADDEND, READ, WHOLE, AxisState, Sharded, value_layout
-from shardwise.ir.errors import InvalidValueError
+from shardwise.ir.errors import InvalidValueError, UnsupportedError
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.operator import Argument, Operator, Ref
@@ -37,7 +38,9 @@ from shardwise.ir.program import (
     made_by,
     value_name,
 )
+from shardwise.ir.rewrite import NO_GRADIENT, argument
 from shardwise.ir.rules import RULES, Decision, Operand, Operands, Setting, operator_refs, whole
+from shardwise.ir.rules_view import RESHAPE_KINDS
 from shardwise.ir.strategy import Role, Strategy
 from shardwise.ir.template import Unit
 from shardwise.ir.tensor import TensorSpec
@@ -45,10 +48,14 @@ from shardwise.ir.value_layout import ValueLayout
 
 SEQUENCE_HOME = frozenset({"tensor_sequence", "ulysses"})
 """Implementations whose hidden states rest sharded over the sequence on the model axes."""
-_TO_RESHAPE = frozenset({
-    "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default",
-    "aten.flatten.using_ints", "aten.unflatten.int",
-})  # fmt: skip
+_RANDOM: dict[str, tuple[int, str]] = {
+    "aten.dropout.default": (1, "p"),
+    "aten.feature_dropout.default": (1, "p"),
+    "aten.alpha_dropout.default": (1, "p"),
+    "aten.native_dropout.default": (1, "p"),
+    "aten.scaled_dot_product_attention.default": (4, "dropout_p"),
+}
+"""Kinds that draw random numbers -> where their probability stands; `train` follows p."""
 _FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 States = tuple[AxisState, ...]
@@ -101,10 +108,16 @@ class _Pass:
         self.steps: list[list[Step]] = [[] for _ in units]
         self.uses: dict[tuple[int, str, States], str] = {}
         self.counter: dict[str, int] = {}
+        self.layouts: dict[States, ValueLayout] = {}
         self.whole: States = tuple(WHOLE for _ in mesh.axes)
 
-    def layout(self, states: States) -> Mapping[str, AxisState]:
-        return {a.name: s for a, s in zip(self.mesh.axes, states, strict=True)}
+    def layout(self, states: States) -> ValueLayout:
+        """The pair of layouts of one state per axis."""
+        if states not in self.layouts:
+            names = (axis.name for axis in self.mesh.axes)
+            by_axis = dict(zip(names, states, strict=True))
+            self.layouts[states] = value_layout(by_axis, self.mesh)
+        return self.layouts[states]
 
     def fresh(self, base: str, suffix: str) -> str:
         number = self.counter[base] = self.counter.get(base, 0) + 1
@@ -120,6 +133,13 @@ class _Pass:
         if states == value.states:
             return value.name
         assert value.copies is not None
+        if any(s is ADDEND for s in value.states) and not any(s is ADDEND for s in states):
+            # take the sum first, so that later readers find it, whatever they do with it
+            resolved = tuple(WHOLE if s is READ else s for s in states)
+            if resolved != states:
+                self.read(name, resolved, unit)
+        if states == value.states:
+            return value.name
         if states not in value.copies:
             target_unit = unit
             if not value.needs_gradient and all(s is WHOLE for s in value.states):
@@ -128,8 +148,8 @@ class _Pass:
                 self.fresh(value.name, "move"),
                 value.name,
                 value.spec,
-                value_layout(self.layout(value.states), self.mesh),
-                value_layout(self.layout(states), self.mesh),
+                self.layout(value.states),
+                self.layout(states),
                 value.needs_gradient,
             )
             self.steps[target_unit].append(move)
@@ -152,7 +172,7 @@ class _Pass:
                 self.fresh(name, "use"),
                 name,
                 value.spec,
-                value_layout(self.layout(states), self.mesh),
+                self.layout(states),
             )
             self.steps[unit].append(use)
             self.uses[key] = use.name
@@ -201,7 +221,7 @@ def _enter(run: _Pass, setting: tuple[Setting, ...]) -> tuple[tuple[str, ValueLa
             s.home(item.spec) if s.role is Role.BATCH else WHOLE for s in setting
         )
         run.values[item.name] = _Value(item.spec, states, item.name, 0, False, copies={})
-        inputs.append((item.name, value_layout(run.layout(states), run.mesh)))
+        inputs.append((item.name, run.layout(states)))
     for parameter in run.graph.parameters:
         run.values[parameter.name] = _Value(
             parameter.spec, run.whole, parameter.name, 0, parameter.trainable, True, {}
@@ -227,6 +247,7 @@ def _last_reader(graph: OperatorGraph, units: Sequence[Unit]) -> dict[str, int]:
 
 def _place(run: _Pass, operator: Operator, setting: tuple[Setting, ...], unit: int) -> None:
     """Decide one operator on every axis, move its operands, add its call."""
+    _check_random(operator)
     operands = list(operator_refs(operator))
     decisions: list[Decision] = []
     for axis, one in enumerate(setting):
@@ -249,25 +270,30 @@ def _place(run: _Pass, operator: Operator, setting: tuple[Setting, ...], unit: i
     writes = [
         tuple(decision.writes[i] for decision in decisions) for i in range(len(operator.outputs))
     ]
-    needs = any(
-        run.values[_key(ref)].needs_gradient for _, ref in operands
-    ) and operator.kind not in ("aten.detach.default",)
+    needs = (
+        any(run.values[_key(ref)].needs_gradient for _, ref in operands)
+        and operator.kind not in NO_GRADIENT
+    )
     library = [(d.library, s.axis) for d, s in zip(decisions, setting, strict=True) if d.library]
     if len(library) > 1:
         raise InvalidValueError(
             f"{operator.name} ({operator.source}) needs a library function on the axes "
             f"{[axis for _, axis in library]}; one axis at most may do that: change the strategy"
         )
+    for (_, ref), states in zip(operands, reads, strict=True):
+        _check_even(states, run.values[_key(ref)].spec, run, operator)
+    for states, spec in zip(writes, operator.outputs, strict=True):
+        _check_even(states, spec, run, operator)
     local = _local_operator(run, operator, iter(names), writes)
     run.steps[unit].append(
         Call(
             local,
             tuple(
-                value_layout(run.layout(_real(r, run, ref)), run.mesh)
+                run.layout(_real(r, run, ref))
                 for r, (_, ref) in zip(reads, operands, strict=True)
             ),
             tuple(run.values[_key(ref)].spec for _, ref in operands),
-            tuple(value_layout(run.layout(w), run.mesh) for w in writes),
+            tuple(run.layout(w) for w in writes),
             _parts(decisions, setting),
             library=library[0][0] if library else None,
             library_axis=library[0][1] if library else None,
@@ -283,6 +309,46 @@ def _place(run: _Pass, operator: Operator, setting: tuple[Setting, ...], unit: i
         value = run.values[operator.name]
         moved = run.read(operator.name, after, unit)
         value.states, value.name = after, moved
+
+
+def _check_random(operator: Operator) -> None:
+    if operator.kind not in _RANDOM:
+        return
+    position, keyword = _RANDOM[operator.kind]
+    probability = argument(operator, position, keyword, 0.0)
+    trains = position != 1 or argument(operator, 2, "train", True) is not False
+    if probability != 0.0 and trains:
+        raise UnsupportedError(
+            f"{operator.kind} in {operator.module_path or 'the model'} "
+            f"({operator.source or 'unknown line'}) drops with probability {probability}: which "
+            "elements that are has no sharded form in this version; set the dropout to 0"
+        )
+
+
+def _check_even(states: States, spec: TensorSpec, run: _Pass, operator: Operator) -> None:
+    """Axes that cut one dim together leave equal parts (each axis alone does, by its rule)."""
+    cuts = [s.dim for s in states if isinstance(s, Sharded)]
+    for dim in {d for d in cuts if cuts.count(d) > 1}:
+        length = spec.shape[dim]
+        if not isinstance(length, int):
+            continue
+        one = tuple(s if isinstance(s, Sharded) and s.dim == dim else WHOLE for s in states)
+        layout = run.layout(one).forward
+        shape = tuple(length if i == dim else 1 for i in range(len(spec.shape)))
+        parts = {layout.local_shape(shape, run.mesh, r) for r in range(run.mesh.world_size)}
+        if len(parts) > 1 or next(iter(parts))[dim] * _ranks(one, run.mesh) != length:
+            raise UnsupportedError(
+                f"{operator.name} ({operator.source or 'unknown line'}): the axes cut a dim of "
+                f"{length} in unequal parts ({layout}); use a mesh whose axes divide it"
+            )
+
+
+def _ranks(states: States, mesh: Mesh) -> int:
+    """Parts that the sharding axes make together."""
+    parts = 1
+    for axis, state in zip(mesh.axes, states, strict=True):
+        parts *= axis.size if isinstance(state, Sharded) else 1
+    return parts
 
 
 def _real(states: States, run: _Pass, ref: Ref) -> States:
@@ -311,10 +377,14 @@ def _local_operator(
 ) -> Operator:
     """The operator with local names and, where it states its output's shape, the local shape."""
     local = operator.with_refs(lambda _: Ref(next(names)))  # type: ignore[call-overload]
-    layout = value_layout(run.layout(writes[0]), run.mesh).forward
+    layout = run.layout(writes[0]).forward
     shape: Argument = local_spec(operator.outputs[0], layout, run.mesh).shape
-    if operator.kind in _TO_RESHAPE:
+    if operator.kind in RESHAPE_KINDS:
         return replace(local, kind="aten.reshape.default", args=(local.args[0], shape), kwargs=())
+    if operator.kind == "aten.embedding.default":  # a sparse gradient has no layout
+        return replace(
+            local, args=local.args[:4], kwargs=tuple(kv for kv in local.kwargs if kv[0] != "sparse")
+        )
     if operator.kind == "aten.expand.default":
         return replace(local, args=(local.args[0], shape), kwargs=())
     return local

@@ -116,9 +116,7 @@ class Operator:
     def __str__(self) -> str:
         parts = [f"{quote_name(self.name)} = {self.call_text()} -> "]
         parts.append(", ".join(map(str, self.outputs)))
-        for key, cost in zip(
-            _COSTS, (self.flops, self.moved_bytes, self.saved_bytes), strict=True
-        ):
+        for key, cost in zip(_COSTS, (self.flops, self.moved_bytes, self.saved_bytes), strict=True):
             if cost != 0:
                 parts.append(f" {key}={{{format_expression(cost)}}}")
         if self.module_path:
@@ -163,8 +161,7 @@ def _checked_kwargs(kwargs: tuple[object, ...], where: str) -> tuple[tuple[str, 
         key, value = pair
         if type(key) is not str or not (key.isidentifier() and key.isascii()):
             raise InvalidValueError(
-                f"{where} has the keyword {shown(key)}: keywords are ASCII identifiers; rename "
-                "it"
+                f"{where} has the keyword {shown(key)}: keywords are ASCII identifiers; rename it"
             )
         checked.append((key, check_argument(value, f"{where}, {key}=")))
     if len({key for key, _ in checked}) != len(checked):
@@ -181,8 +178,7 @@ def _check_cost(cost: object, where: str) -> None:
         return
     if not isinstance(cost, sympy.Expr):
         raise InvalidValueError(
-            f"{where} has the cost {shown(cost)}: costs are sympy expressions; use "
-            "sympy.Integer"
+            f"{where} has the cost {shown(cost)}: costs are sympy expressions; use sympy.Integer"
         )
     if cost.is_number and not cost.is_nonnegative:
         raise InvalidValueError(

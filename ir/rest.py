@@ -4,9 +4,11 @@ The plan states master, accumulator and lifetime for patterns of names; a `Rest`
 parameter of a graph. Two layouts follow from all uses of the parameter in all buckets together, and
 are derived here, once, for the planner's prices and the runtime alike (docs/design/accumulator.md):
 
-stored  the layout in which gradients are summed over the micro-batches of a step: the accumulator,
-        but left Partial on an axis on which the accumulator is replicated and EVERY use leaves the
-        gradient Partial; that reduction waits for the end of the step and is paid once;
+stored  the layout in which gradients are summed over the micro-batches of a step. On the axes that
+        cut the accumulator it is the accumulator. On any other axis the least state, in the order
+        replicated < cut < Partial, into which every use's gradient goes without a message: a
+        replicated gradient is an addend of the first rank, a cut one an addend among zeros. What is
+        Partial is reduced once, at the end of the step;
 copy    the layout in which a compute copy that lives for a step is kept: the one that all uses
         share, else whole.
 """
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 
 from shardwise.ir.errors import MismatchError
 from shardwise.ir.graph import OperatorGraph
-from shardwise.ir.layout import Layout, Partial
+from shardwise.ir.layout import Entry, Layout, Partial, Replicate
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.parameter_choice import Lifetime, ParameterChoice
 from shardwise.ir.program import Use
@@ -67,15 +69,16 @@ def uses_by_parameter(uses: Iterable[Use]) -> Mapping[str, tuple[Use, ...]]:
 
 def stored_layout(rest: Rest, uses: Sequence[Use], mesh: Mesh) -> Layout:
     """The layout in which gradients are summed over a step's micro-batches."""
-    cut = set(rest.accumulator.axes)
-    deferred = tuple(
-        (axis.name, Partial())
-        for axis in mesh.axes
-        if axis.name not in cut
-        and uses
-        and all(isinstance(u.layout.gradient.placement(axis.name), Partial) for u in uses)
-    )
-    return Layout(rest.accumulator.entries + deferred)
+    entries: list[Entry] = list(rest.accumulator.entries)
+    for axis in mesh.axis_names:
+        if axis in rest.accumulator.axes:
+            continue
+        left = {use.layout.gradient.placement(axis) for use in uses} - {Replicate()}
+        if len(left) == 1 and not rest.accumulator.axes:
+            entries.append((axis, left.pop()))
+        elif left:
+            entries.append((axis, Partial()))
+    return Layout(tuple(entries))
 
 
 def copy_layout(uses: Sequence[Use]) -> Layout:

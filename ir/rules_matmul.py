@@ -7,7 +7,7 @@ row-parallel because its input is sharded. In every other role weights are read 
 """
 
 from shardwise.ir.axis_state import ADDEND, READ, WHOLE, AxisState, Sharded
-from shardwise.ir.rules import Decision, Operands, companion, resolved, rule
+from shardwise.ir.rules import Decision, Operand, Operands, companion, resolved, rule
 from shardwise.ir.strategy import Role
 
 
@@ -25,31 +25,50 @@ def addmm(operands: Operands) -> Decision:
 
 @rule("aten.matmul.default", "aten.mm.default", "aten.bmm.default")
 def matmul(operands: Operands) -> Decision:
-    """y[..., m, n] = a[..., m, k] b[..., k, n]; with a parameter b it is a linear."""
+    """y[..., m, n] = a[..., m, k] b[..., k, n]; with a parameter b it is a linear.
+
+    A shard of k on one side cuts the other one too and leaves an addend; a shard of m, n or a batch
+    dim stays. Vectors are read whole.
+    """
     a, b = operands.values
     if b.is_parameter and len(b.spec.shape) == 2:
         return _product(operands, x=0, weight=1, bias=None, n_dim=1)
     rank_a, rank_b = len(a.spec.shape), len(b.spec.shape)
-    rank = len(operands.operator.outputs[0].shape)
-    state_a, state_b = resolved(a, operands.setting), resolved(b, operands.setting)
     if rank_a < 2 or rank_b < 2:
         return operands.decide({}, WHOLE)
-    if isinstance(state_a, Sharded) and state_a.dim == rank_a - 1:
-        if isinstance(state_b, Sharded) and state_b.dim == rank_b - 2:
-            return operands.decide({0: state_a, 1: Sharded(rank_b - 2, state_a.outer)}, ADDEND)
-        state_a = WHOLE
-    if isinstance(state_a, Sharded):
-        out = Sharded(state_a.dim + rank - rank_a, state_a.outer)
-        if state_a.dim == rank_a - 2:
-            return operands.decide({0: state_a, 1: READ}, out)
-        dim_b = out.dim - (rank - rank_b)
-        broadcast = dim_b < 0 or b.spec.shape[dim_b] == 1
-        return operands.decide(
-            {0: state_a, 1: READ if broadcast else Sharded(dim_b, state_a.outer)}, out
-        )
-    if isinstance(state_b, Sharded) and state_b.dim == rank_b - 1:
-        return operands.decide({0: READ, 1: state_b}, Sharded(rank - 1, state_b.outer))
+    rank = len(operands.operator.outputs[0].shape)
+    state_a, state_b = resolved(a, operands.setting), resolved(b, operands.setting)
+    k_a, k_b = _is_dim(state_a, rank_a - 1), _is_dim(state_b, rank_b - 2)
+    if k_a and (k_b or not isinstance(state_b, Sharded)):
+        return operands.decide({0: state_a, 1: _along(state_a, rank_b - 2)}, ADDEND)
+    if k_b and not isinstance(state_a, Sharded):
+        return operands.decide({0: _along(state_b, rank_a - 1), 1: state_b}, ADDEND)
+    if isinstance(state_a, Sharded) and not k_a:
+        out = _along(state_a, state_a.dim + rank - rank_a)
+        other = READ if state_a.dim == rank_a - 2 else _beside(b, out, rank)
+        return operands.decide({0: state_a, 1: other}, out)
+    if isinstance(state_b, Sharded) and not k_b:
+        out = _along(state_b, state_b.dim + rank - rank_b)
+        other = READ if state_b.dim == rank_b - 1 else _beside(a, out, rank)
+        return operands.decide({0: other, 1: state_b}, out)
     return operands.decide({}, WHOLE)
+
+
+def _is_dim(state: AxisState, dim: int) -> bool:
+    return isinstance(state, Sharded) and state.dim == dim
+
+
+def _along(state: AxisState, dim: int) -> Sharded:
+    """The same cut on another tensor's dim."""
+    assert isinstance(state, Sharded)
+    return Sharded(dim, state.outer)
+
+
+def _beside(operand: Operand, out: Sharded, rank: int) -> AxisState:
+    """How the other operand is read where a batch dim of the output is cut."""
+    dim = out.dim - (rank - len(operand.spec.shape))
+    broadcast = dim < 0 or operand.spec.shape[dim] == 1
+    return READ if broadcast else Sharded(dim, out.outer)
 
 
 def _product(operands: Operands, *, x: int, weight: int, bias: int | None, n_dim: int) -> Decision:
@@ -57,23 +76,27 @@ def _product(operands: Operands, *, x: int, weight: int, bias: int | None, n_dim
     activation, matrix = operands.values[x], operands.values[weight]
     last = len(activation.spec.shape) - 1
     state = resolved(activation, operands.setting)
-    reads: dict[int, AxisState] = {}
     if isinstance(state, Sharded) and state.dim == last:
-        reads = {x: state, weight: Sharded(1 - n_dim, state.outer)}
-        if bias is not None:
-            reads[bias] = ADDEND
-        return operands.decide(reads, ADDEND)
-    if (
+        reads: dict[int, AxisState] = {x: state, weight: Sharded(1 - n_dim, state.outer)}
+        written: AxisState = ADDEND
+    elif (
         operands.setting.role is Role.TENSOR
         and matrix.is_parameter
         and operands.setting.divides(matrix.spec.shape[n_dim])
     ):
-        reads = {x: READ, weight: Sharded(n_dim)}
-        if bias is not None:
-            reads[bias] = Sharded(0)
-        return operands.decide(reads, Sharded(last))
-    beside = companion(state)
-    reads = {x: state, weight: beside}
+        reads, written = {x: READ, weight: Sharded(n_dim)}, Sharded(last)
+    else:
+        reads, written = {x: state, weight: companion(state)}, state
     if bias is not None:
-        reads[bias] = beside
-    return operands.decide(reads, state)
+        reads[bias] = _bias(operands.values[bias], written, last + 1)
+    return operands.decide(reads, written)
+
+
+def _bias(bias: Operand, written: AxisState, rank: int) -> AxisState:
+    """An addend counts once; beside a shard the bias is cut where it has that dim."""
+    if not isinstance(written, Sharded):
+        return written
+    dim = written.dim - (rank - len(bias.spec.shape))
+    if dim < 0 or bias.spec.shape[dim] == 1:
+        return READ
+    return Sharded(dim, written.outer)

@@ -9,7 +9,7 @@ old and the new middle.
 import sympy
 
 from shardwise.ir.axis_state import ADDEND, WHOLE, AxisState, Sharded, Size
-from shardwise.ir.rules import Decision, Operands, Setting, product, resolved, rule
+from shardwise.ir.rules import Decision, Operands, Setting, product, resolved, rule, whole
 
 RESHAPE_KINDS = (
     "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default",
@@ -121,23 +121,38 @@ def _cut(operands: Operands, dim: int, *, drops: bool = False) -> Decision:
 
 @rule(
     "aten.slice.Tensor", "aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default",
-    "aten.split.sizes", "aten.narrow.int", "aten.cumsum.default", "aten.flip.default",
-    "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten.tril.default",
-    "aten.triu.default",
+    "aten.split.sizes", "aten.narrow.default", "aten.cumsum.default", "aten.softmax.int",
+    "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
+    "aten.unbind.int",
 )  # fmt: skip
 def cut(operands: Operands) -> Decision:
     """One dim must be whole (by default dim 0, as the operators' own default)."""
-    if operands.operator.kind in ("aten.tril.default", "aten.triu.default"):
-        return operands.decide({}, WHOLE)
-    dim_position = {"aten.slice.Tensor": 1, "aten.narrow.int": 1}.get(operands.operator.kind)
-    if dim_position is None:
-        dim_position = 1 if "softmax" in operands.operator.kind else 2
-    if operands.operator.kind in ("aten.cumsum.default", "aten.flip.default"):
-        dim_position = 1
-    dim = operands.argument(dim_position, "dim", 0)
+    splits = operands.operator.kind.startswith(("aten.split", "aten.chunk"))
+    dim = operands.argument(2 if splits else 1, "dim", 0)
     if not isinstance(dim, int):
-        return operands.decide({}, *(WHOLE for _ in operands.operator.outputs))
-    return _cut(operands, dim)
+        return whole(operands)
+    return _cut(operands, dim, drops=operands.operator.kind == "aten.unbind.int")
+
+
+@rule("aten.tril.default", "aten.triu.default")
+def triangle(operands: Operands) -> Decision:
+    """The last two dims must be whole."""
+    state = resolved(operands.values[0], operands.setting)
+    if isinstance(state, Sharded) and state.dim < len(operands.values[0].spec.shape) - 2:
+        return operands.decide({0: state}, state)
+    return operands.decide({}, WHOLE)
+
+
+@rule("aten.flip.default")
+def flip(operands: Operands) -> Decision:
+    """The dims that are turned round must be whole."""
+    rank = len(operands.values[0].spec.shape)
+    dims = operands.argument(1, "dims")
+    state = resolved(operands.values[0], operands.setting)
+    assert isinstance(dims, tuple)
+    if isinstance(state, Sharded) and state.dim not in {int(d) % rank for d in dims}:
+        return operands.decide({0: state}, state)
+    return operands.decide({}, WHOLE)
 
 
 @rule("aten.select.int")
@@ -150,6 +165,19 @@ def select(operands: Operands) -> Decision:
 def cat(operands: Operands) -> Decision:
     """Join along a dim that must be whole."""
     return _cut(operands, int(operands.argument(1, "dim", 0)))  # type: ignore[arg-type]
+
+
+@rule("aten.stack.default")
+def stack(operands: Operands) -> Decision:
+    """Join along a new dim."""
+    rank = len(operands.operator.outputs[0].shape)
+    dim = int(operands.argument(1, "dim", 0)) % rank  # type: ignore[arg-type]
+    states = [resolved(value, operands.setting) for value in operands.values]
+    target: AxisState = next((s for s in states if isinstance(s, Sharded)), WHOLE)
+    written = target
+    if isinstance(target, Sharded) and target.dim >= dim:
+        written = Sharded(target.dim + 1, target.outer)
+    return operands.decide(dict.fromkeys(range(len(states)), target), written)
 
 
 @rule("aten.pad.default", "aten.constant_pad_nd.default")

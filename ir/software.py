@@ -13,9 +13,7 @@ from shardwise.ir.scanner import Scanner, shown
 DEVICES: Final = ("cpu", "cuda")
 """Kinds of device that profiles are for."""
 
-_VERSIONS: Final = re.compile(
-    r"[a-z][a-z0-9_-]*(?:(?:>=|<=|==|<|>)[0-9]+(?:\.[0-9]+)*,?)*(?<!,)"
-)
+_VERSIONS: Final = re.compile(r"[a-z][a-z0-9_-]*(?:(?:>=|<=|==|<|>)[0-9]+(?:\.[0-9]+)*,?)*(?<!,)")
 _DEVICE: Final = re.compile(r"[a-z]+")
 
 
@@ -70,9 +68,7 @@ class SoftwareProfile:
 
         Ranks that share a device take turns, so both are multiplied by their number.
         """
-        return ranks_per_device * max(
-            roofline_s / self.efficiency.value, self.launch_floor_s.value
-        )
+        return ranks_per_device * max(roofline_s / self.efficiency.value, self.launch_floor_s.value)
 
     def digest(self) -> str:
         """SHA-256 of the text form, sources included, in hexadecimal."""

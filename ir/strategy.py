@@ -73,9 +73,7 @@ class Strategy:
         used = {axis for axis, role in self.roles if role is not Role.REPLICATE}
         for what in ("inputs", "outputs"):
             layouts = getattr(self, what)
-            if type(layouts) is not tuple or not all(
-                isinstance(x, ValueLayout) for x in layouts
-            ):
+            if type(layouts) is not tuple or not all(isinstance(x, ValueLayout) for x in layouts):
                 raise InvalidValueError(
                     f"{where} has {what} {shown(layouts)}: give a tuple of ValueLayout"
                 )
@@ -156,8 +154,7 @@ class Strategy:
 
 def _check_roles(roles: object, where: str) -> None:
     if type(roles) is not tuple or not all(
-        type(entry) is tuple and len(entry) == 2 and isinstance(entry[1], Role)
-        for entry in roles
+        type(entry) is tuple and len(entry) == 2 and isinstance(entry[1], Role) for entry in roles
     ):
         raise InvalidValueError(f"{where} has roles {shown(roles)}: give (axis, Role) pairs")
     axes = [axis for axis, _ in roles]
@@ -169,9 +166,7 @@ def _check_roles(roles: object, where: str) -> None:
                 f"of {', '.join(_RESERVED)}; rename it"
             )
     if len(set(axes)) != len(axes):
-        raise InvalidValueError(
-            f"{where} has the axes {shown(axes)}: one role an axis; drop one"
-        )
+        raise InvalidValueError(f"{where} has the axes {shown(axes)}: one role an axis; drop one")
 
 
 def _axes(layout: ValueLayout) -> set[str]:

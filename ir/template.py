@@ -108,9 +108,7 @@ class Template:
     def __str__(self) -> str:
         units = ",".join(map(quote_name, self.units))
         operators = ",".join(map(quote_name, self.operators))
-        return (
-            f"{quote_name(self.name)} digest={self.digest} units={units} operators={operators}"
-        )
+        return f"{quote_name(self.name)} digest={self.digest} units={units} operators={operators}"
 
     @classmethod
     def parse(cls, text: str) -> "Template":
@@ -219,12 +217,8 @@ class _RangeText:
         for position in range(self.start, self.stop):
             operator = self.graph.operators[position]
             outputs = ", ".join(map(str, operator.outputs))
-            lines.append(
-                f"{operator.call_text(self.ref_text)} -> {outputs}{self.reads(operator)}"
-            )
-        return hashlib.sha256(
-            "\n".join([*self.definitions, *lines]).encode("ascii")
-        ).hexdigest()
+            lines.append(f"{operator.call_text(self.ref_text)} -> {outputs}{self.reads(operator)}")
+        return hashlib.sha256("\n".join([*self.definitions, *lines]).encode("ascii")).hexdigest()
 
     def ref_text(self, ref: Ref) -> str:
         if ref.name in self.inside:

@@ -97,9 +97,7 @@ class TensorSpec:
         """
         if self.is_concrete:
             return self
-        dims = (
-            dim if isinstance(dim, int) else evaluate_size(dim, sizes) for dim in self.shape
-        )
+        dims = (dim if isinstance(dim, int) else evaluate_size(dim, sizes) for dim in self.shape)
         return TensorSpec(tuple(dims), self.dtype)
 
     def element_count(self) -> sympy.Expr:

@@ -8,14 +8,22 @@ here is traced at its usual speed.
 """
 
 import contextlib
+import sys
+import traceback
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
+import sympy.tensor.tensor  # noqa: F401  (these four are loaded by the first trace otherwise)
 import torch
+import torch._export.passes  # noqa: F401
+import torch._functorch.partitioners  # noqa: F401
+import torch.export._unlift  # noqa: F401
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import proxy
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import sym_node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -60,7 +68,7 @@ class RememberingFakeTensorMode(FakeTensorMode):
         ):
             with fake_tensor.in_kernel_invocation_manager(self):
                 kept = output.detach()
-                kept.is_contiguous(), kept.numel()
+                kept.is_contiguous()  # computed once, then copied with the tensor
                 self.remembered[id(entry)] = (entry, kept)
         return output
 
@@ -71,6 +79,7 @@ def remembering() -> Iterator[None]:
     mode = RememberingFakeTensorMode()
     with (
         _remembered_sizes(mode.shape_env),
+        _short_stacks(),
         _use_lazy_graph_module(True),
         tracing(TracingContext(mode)),
     ):
@@ -106,3 +115,41 @@ def _remembered_sizes(shape_env: ShapeEnv | None) -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(sym_node.SymNode, name, original)
+
+
+class _Stack:
+    """The frames of a call, without their source text: what a node of a trace remembers."""
+
+    def __init__(self, frame: FrameType | None) -> None:
+        self.frame = frame
+
+    @staticmethod
+    def extract(**options: object) -> "_Stack":
+        """The stack of the caller."""
+        return _Stack(sys._getframe(1))
+
+    def summary(self) -> traceback.StackSummary:
+        """Frames, outermost first."""
+        frames = []
+        frame = self.frame
+        while frame is not None:
+            code = frame.f_code
+            frames.append(
+                traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name, line="")
+            )
+            frame = frame.f_back
+        return traceback.StackSummary(reversed(frames))
+
+
+@contextlib.contextmanager
+def _short_stacks() -> Iterator[None]:
+    """Nodes record their stack without reading source files; a twelfth of the time of a trace."""
+    original = getattr(proxy, "CapturedTraceback", None)
+    if original is None:
+        yield
+        return
+    setattr(proxy, "CapturedTraceback", _Stack)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(proxy, "CapturedTraceback", original)  # noqa: B010

@@ -130,9 +130,7 @@ class TrainingSpec:
     def __str__(self) -> str:
         parts = [self.optimizer]
         parts += [f"{what}={getattr(self, f'{what}_dtype')}" for what in _DTYPES]
-        globs = (
-            glob if _GLOB.fullmatch(glob) else quote_string(glob) for glob in self.trainable
-        )
+        globs = (glob if _GLOB.fullmatch(glob) else quote_string(glob) for glob in self.trainable)
         parts.append(f"trainable={','.join(globs)}")
         if self.clip_norm is not None:
             parts.append(f"clip_norm={self.clip_norm!r}")

@@ -203,12 +203,10 @@ class SchemeTable:
         programs = self.activations.programs
         again_possible = option.recompute is Recompute.LAYER
         gathered = self._gathered_bytes(option.implementation)
-        memories, copies, again = [], [], []
-        for index, count in programs.groups[option.implementation]:
-            memories += [units[index]] * count
-            copies += [gathered[index]] * count
-            again += [again_possible and programs.is_layer(index)] * count
-        slot = slot_bytes(memories, copies, again)
+        slot = slot_bytes(
+            (units[index], gathered[index], count, again_possible and programs.is_layer(index))
+            for index, count in programs.groups[option.implementation]
+        )
         peak = max(self.rest.in_slot + slot, self.rest.at_step_end) + self.reserve_bytes
         return SlotPrice(time_s, peak)
 

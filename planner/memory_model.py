@@ -11,27 +11,16 @@
 A saved tensor is counted once however many operators save it, and views of one value are one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from shardwise.ir.autograd_saves import is_view, saved_operands, saves_extra, saves_output
 from shardwise.ir.dtype import DTYPE_BYTES
-from shardwise.ir.layout import Layout
 from shardwise.ir.parameter_choice import Lifetime
 from shardwise.ir.program import Move, UnitProgram, Use, value_name
-from shardwise.ir.tensor import TensorSpec
+from shardwise.planner.sizes import local_bytes
 from shardwise.planner.traffic import Traffic
-
-
-def local_bytes(
-    spec: TensorSpec, layout: Layout, traffic: Traffic, sizes: Mapping[str, int]
-) -> int:
-    """Bytes of the local part of a value on rank 0 (which holds the largest part)."""
-    concrete = spec.at(sizes)
-    shape = tuple(int(length) for length in concrete.shape)
-    local = layout.at(sizes).local_shape(shape, traffic.mesh, 0)
-    return prod(local) * DTYPE_BYTES[spec.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +48,21 @@ def unit_memory(unit: UnitProgram, traffic: Traffic, sizes: Mapping[str, int]) -
             uses[step.name] = step
         elif isinstance(step, Move):
             if step.value in unit.reads and step.needs_gradient:
-                inputs[step.value] = local_bytes(step.spec, step.source.forward, traffic, sizes)
-            size = local_bytes(step.spec, step.target.forward, traffic, sizes)
+                inputs[step.value] = local_bytes(
+                    step.spec, step.source.forward, traffic.mesh, sizes
+                )
+            size = local_bytes(step.spec, step.target.forward, traffic.mesh, sizes)
             values[step.name] = (step.name, size)
             needs[step.name] = step.needs_gradient
             largest = max(largest, size)
         else:
             names = [ref.name for ref in step.operator.refs()]
             operands = [
-                local_bytes(spec, layout.forward, traffic, sizes)
+                local_bytes(spec, layout.forward, traffic.mesh, sizes)
                 for spec, layout in zip(step.operand_specs, step.reads, strict=True)
             ]
             results = [
-                local_bytes(spec, layout.forward, traffic, sizes)
+                local_bytes(spec, layout.forward, traffic.mesh, sizes)
                 for spec, layout in zip(step.operator.outputs, step.writes, strict=True)
             ]
             for name, size in zip(names, operands, strict=True):
@@ -98,12 +89,12 @@ def gathered_bytes(unit: UnitProgram, traffic: Traffic) -> int:
     gradient before it is reduced."""
     uses = [step for step in unit.steps if isinstance(step, Use)]
     copies = sum(
-        local_bytes(use.spec, use.layout.forward, traffic, {})
+        local_bytes(use.spec, use.layout.forward, traffic.mesh, {})
         for use in uses
         if traffic.parameters[use.parameter].rest.lifetime is Lifetime.USE
     )
     gradients = max(
-        (local_bytes(use.spec, use.layout.forward, traffic, {}) for use in uses), default=0
+        (local_bytes(use.spec, use.layout.forward, traffic.mesh, {}) for use in uses), default=0
     )
     return copies + gradients
 
@@ -154,15 +145,14 @@ def rest_memory(traffics: Sequence[Traffic]) -> RestMemory:
     return RestMemory(masters, states, accumulators, gradients, copies)
 
 
-def slot_bytes(
-    units: Sequence[UnitMemory], gathered: Sequence[int], recompute: Sequence[bool]
-) -> int:
-    """Bytes per rank that a slot adds to what rests: kept, opened again, transient."""
-    kept = sum(
-        unit.inputs if again else unit.saved for unit, again in zip(units, recompute, strict=True)
-    )
-    opened = max(
-        (unit.saved for unit, again in zip(units, recompute, strict=True) if again), default=0
-    )
-    transient = max(u.transient + g for u, g in zip(units, gathered, strict=True))
+def slot_bytes(units: Iterable[tuple[UnitMemory, int, int, bool]]) -> int:
+    """Bytes per rank that a slot adds to what rests: kept, opened again, transient.
+
+    `units` gives (memory, gathered bytes, how many such units, whether they are recomputed).
+    """
+    kept = opened = transient = 0
+    for unit, gathered, count, again in units:
+        kept += count * (unit.inputs if again else unit.saved)
+        opened = max(opened, unit.saved if again else 0)
+        transient = max(transient, unit.transient + gathered)
     return kept + opened + transient

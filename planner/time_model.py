@@ -20,11 +20,11 @@ from typing import Final
 
 from shardwise.ir.cluster import Cluster
 from shardwise.ir.dtype import DTYPE_BYTES
-from shardwise.ir.expression import evaluate
 from shardwise.ir.hardware import HardwareProfile
 from shardwise.ir.program import Call, Step, UnitProgram, Use
 from shardwise.ir.software import SoftwareProfile
 from shardwise.ir.training import TrainingSpec
+from shardwise.planner.sizes import number
 from shardwise.planner.traffic import Messages, Traffic, recomputed
 
 MATMULS: Final = frozenset(
@@ -36,6 +36,14 @@ ATTENTION_BACKWARD: Final = 2.5
 OPTIMIZER_PASSES: Final = 4
 """Bytes moved by an elementwise step per byte of weight and of each state: each is read and
 written once, and gradient and temporaries add as much again (assumption)."""
+
+
+def _memory_key(call: Call) -> str:
+    """The efficiency curve of an operator that memory bounds: `memory.silu`, else `memory`."""
+    name = call.operator.kind.split(".")[1].strip("_")
+    if name == "gelu" and dict(call.operator.kwargs).get("approximate") == "tanh":
+        name = "gelu_tanh"
+    return f"memory.{name}"
 
 
 @dataclass
@@ -76,8 +84,8 @@ class Pricer:
             call.parts, call.needs_gradient, tuple(sorted(sizes.items())),
         )  # fmt: skip
         if key not in self._calls:
-            flops = float(evaluate(operator.flops, sizes)) / call.parts
-            moved = float(evaluate(operator.moved_bytes, sizes)) / call.parts
+            flops = number(operator.flops, sizes) / call.parts
+            moved = number(operator.moved_bytes, sizes) / call.parts
             self._calls[key] = self._roofline(call, flops, moved)
         return self._calls[key]
 
@@ -95,7 +103,8 @@ class Pricer:
                 self.hardware.roofline_s("attention", dtype, work, 2 * moved) / share, floor
             )
         else:
-            forward = max(self.hardware.memory_s(moved) / share, floor)
+            seconds = self.hardware.memory_s(moved, _memory_key(call))
+            forward = max(seconds / share, floor)
             backward = forward
         return forward, backward if call.needs_gradient else 0.0
 

@@ -9,6 +9,7 @@ wait for its end.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardwise.ir.autograd_saves import saved_operands, saves_anything
 from shardwise.ir.dtype import DTYPE_BYTES
@@ -168,12 +169,8 @@ class Traffic:
     ) -> Iterator[Message]:
         yield from self._route(source.at(sizes), target.at(sizes), move.spec.at(sizes))
 
-    def _route(self, source: Layout, target: Layout, spec: TensorSpec) -> Iterator[Message]:
-        shape = tuple(int(length) for length in spec.shape)
-        for step in lower(source, target, self.mesh):
-            if not step.is_local:
-                size = step_bytes(step, shape, DTYPE_BYTES[spec.dtype], self.mesh)
-                yield Message(str(step.kind), step.axes, size)
+    def _route(self, source: Layout, target: Layout, spec: TensorSpec) -> tuple[Message, ...]:
+        return _messages(source, target, spec, self.mesh)
 
     def _class_parallel_loss(self, call: Call, sizes: Mapping[str, int]) -> Iterator[Message]:
         """The largest logit of each row, then the sum of exponentials and the target's logit."""
@@ -185,6 +182,17 @@ class Traffic:
         size = rows * DTYPE_BYTES[logits.dtype]
         yield Message("all_reduce", (call.library_axis,), size)
         yield Message("all_reduce", (call.library_axis,), 2 * size)
+
+
+@lru_cache(maxsize=1 << 17)
+def _messages(source: Layout, target: Layout, spec: TensorSpec, mesh: Mesh) -> tuple[Message, ...]:
+    """Messages of one redistribution of a tensor of concrete shape."""
+    shape = tuple(int(length) for length in spec.shape)
+    return tuple(
+        Message(str(step.kind), step.axes, step_bytes(step, shape, DTYPE_BYTES[spec.dtype], mesh))
+        for step in lower(source, target, mesh)
+        if not step.is_local
+    )
 
 
 def _forward(move: Move) -> tuple[Layout, Layout]:

@@ -83,7 +83,7 @@ def tokenizer_of(name: str) -> Encode:
             raise UnsupportedError(
                 f"tokenizer {name!r} needs transformers; install shardwise[hf]"
             ) from error
-        loaded: Any = AutoTokenizer.from_pretrained(name[3:])  # type: ignore[no-untyped-call]
+        loaded: Any = AutoTokenizer.from_pretrained(name[3:])
         return lambda text: np.array(loaded(text)["input_ids"], dtype=np.int64)
     raise InvalidValueError(f"tokenizer {name!r}: use bytes or hf:DIR")
 

@@ -14,10 +14,12 @@ import numpy.typing as npt
 import torch
 
 from shardwise.ir.certificate import LongDocuments
-from shardwise.ir.errors import InvalidValueError
+from shardwise.ir.errors import InvalidValueError, MismatchError, UnsupportedError
 from shardwise.ir.plan import Plan
 from shardwise.runtime.corpus import Corpus
 from shardwise.solvers.batcher import BucketShape, Slot, batch_slots
+
+Indices = npt.NDArray[np.int64]
 
 IGNORED = -100
 """Target that counts neither in the loss nor in its weight (torch's cross_entropy default)."""
@@ -30,7 +32,7 @@ def bucket_shapes(plan: Plan) -> tuple[BucketShape, ...]:
     shapes = []
     for bucket in plan.buckets:
         if len(bucket.bucket.ranges) != 1:
-            raise InvalidValueError(
+            raise UnsupportedError(
                 f"bucket {bucket.bucket} has several length dims; this version trains on one"
             )
         (band,) = bucket.bucket.ranges
@@ -39,45 +41,97 @@ def bucket_shapes(plan: Plan) -> tuple[BucketShape, ...]:
     return tuple(shapes)
 
 
-@dataclass
+def check_corpus(corpus: Corpus, plan: Plan) -> None:
+    """Raise MismatchError for a document that no bucket of the plan holds."""
+    shapes = bucket_shapes(plan)
+    lengths = corpus.lengths()
+    held = np.zeros(len(lengths), dtype=bool)
+    for shape in shapes:
+        held |= (lengths > shape.low) & (lengths <= shape.high)
+    if plan.long_documents is LongDocuments.DROP:
+        held |= lengths > shapes[-1].high
+    if not held.all():
+        index = int(np.flatnonzero(~held)[0])
+        raise MismatchError(
+            f"document {index} has {lengths[index]} tokens and no bucket of the plan holds it "
+            f"(the last is {plan.buckets[-1].bucket}; {int((~held).sum())} documents in all); set "
+            f"data.max_length to {shapes[-1].high}, or make a plan for these lengths"
+        )
+
+
 class Sampler:
     """The documents of each step, in a seeded order without end.
 
-    Step k of a seed is the same whatever ran before: `seek` starts anywhere.
+    `batch(step)` depends on nothing but the arguments: any step may be asked for at any time.
+    A step starts where the one before it stopped, so finding one walks over those before it, once.
     """
 
-    lengths: npt.NDArray[np.int64]
-    tokens_per_step: int
-    seed: int
-    epoch: int = 0
-    position: int = 0
+    def __init__(self, lengths: Indices, *, tokens_per_step: int, seed: int) -> None:
+        if len(lengths) == 0 or int(lengths.min()) < 1:
+            raise InvalidValueError("a sampler needs documents, each of 1 token or more")
+        self.lengths, self.tokens_per_step, self.seed = lengths, tokens_per_step, seed
+        self._starts = [(0, 0)]
+        self._epoch = -1
+        self._order: Indices = lengths
+        self._ends: Indices = lengths
 
-    def next_batch(self) -> npt.NDArray[np.int64]:
-        """Indices of the documents of the next global batch."""
-        chosen: list[int] = []
-        tokens = 0
-        while tokens < self.tokens_per_step:
-            order = self._order(self.epoch)
-            index = int(order[self.position])
-            chosen.append(index)
-            tokens += int(self.lengths[index])
-            self.position += 1
-            if self.position == len(self.lengths):
-                self.epoch, self.position = self.epoch + 1, 0
-        return np.array(chosen, dtype=np.int64)
+    def batch(self, step: int) -> Indices:
+        """Indices of the documents of the global batch of a step (from 0), int64."""
+        while len(self._starts) <= step:
+            self._starts.append(self._take(self._starts[-1], None))
+        documents: list[Indices] = []
+        after = self._take(self._starts[step], documents)
+        if len(self._starts) == step + 1:
+            self._starts.append(after)
+        return np.concatenate(documents)
 
-    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        if getattr(self, "_cached", (None,))[0] != epoch:
-            rng = np.random.default_rng([self.seed, epoch])
-            self._cached = (epoch, rng.permutation(len(self.lengths)))
-        return self._cached[1]
+    def start(self, step: int) -> tuple[int, int]:
+        """(epoch, documents of it that went before) at which a step starts."""
+        self.batch(step)
+        return self._starts[step]
+
+    def _take(self, start: tuple[int, int], into: list[Indices] | None) -> tuple[int, int]:
+        """Where the batch that begins at `start` ends; its documents are appended to `into`."""
+        (epoch, position), missing = start, self.tokens_per_step
+        while True:
+            self._open(epoch)
+            before = int(self._ends[position - 1]) if position else 0
+            stop = int(np.searchsorted(self._ends, before + missing)) + 1
+            stop = min(stop, len(self.lengths))
+            if into is not None:
+                into.append(self._order[position:stop])
+            missing -= int(self._ends[stop - 1]) - before
+            epoch, position = (epoch + 1, 0) if stop == len(self.lengths) else (epoch, stop)
+            if missing <= 0:
+                return epoch, position
+
+    def _open(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self.lengths))
+            self._ends = np.cumsum(self.lengths[self._order])
+
+
+def held_out(corpus: Corpus, count: int) -> Indices:
+    """The documents of evaluations, which are never trained on: the last `count` of the corpus.
+
+    In the order of the corpus, so at most one document that was split lies on both sides. Raises
+    InvalidValueError where nothing would be left to train on.
+    """
+    total = len(corpus.documents)
+    if not 0 <= count < total:
+        raise InvalidValueError(
+            f"{count} documents held out of {total} leave none to train on; set run.eval_documents "
+            f"under {total}"
+        )
+    return np.arange(total - count, total, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class StepData:
     """The slots of one step and the documents that they name."""
 
-    documents: npt.NDArray[np.int64]
+    documents: Indices
     """Indices into the corpus; slots name positions in this array."""
     slots: tuple[Slot, ...]
     dropped: int
@@ -89,7 +143,7 @@ class StepData:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def step_data(corpus: Corpus, plan: Plan, documents: npt.NDArray[np.int64]) -> StepData:
+def step_data(corpus: Corpus, plan: Plan, documents: Indices) -> StepData:
     """Slots of one global batch under a plan.
 
     Raises InvalidValueError for a document over the last bucket unless the plan drops those (a
@@ -109,9 +163,9 @@ def micro_batch(
     corpus: Corpus,
     data: StepData,
     slot: Slot,
+    *,
     seats: int,
     replica: int,
-    *,
     names: Sequence[str] = ("input_ids", "labels"),
     device: torch.device,
 ) -> Mapping[str, torch.Tensor]:
@@ -129,8 +183,8 @@ def micro_batch(
     found = {"input_ids": ids, "labels": labels}
     unknown = [name for name in names if name not in found]
     if unknown:
-        raise InvalidValueError(
+        raise UnsupportedError(
             f"the model reads {', '.join(unknown)}, and this version feeds input_ids and labels; "
-            "write the loop by hand (examples/) to feed others"
+            "write the loop by hand (examples/train_by_hand.py) to feed others"
         )
     return {name: torch.from_numpy(found[name]).to(device) for name in names}

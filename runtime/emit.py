@@ -6,6 +6,8 @@ with its own autograd redistribution. Size arguments are computed from the globa
 emitted program runs at every length of its bucket.
 """
 
+import builtins
+import keyword
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -49,50 +51,67 @@ class _Emitter:
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
         self.nodes: dict[str, fx.Node] = {}
-        self.expressions: dict[sympy.Expr, fx.Node | int] = {}
+        self.expressions: dict[sympy.Expr, fx.Node | int | float] = {}
         self.size_names = tuple(sizes)
+        self.taken: set[str] = set()
         for name in sizes:
-            self.nodes[f"size {name}"] = self.graph.placeholder(name)
+            self.nodes[f"size {name}"] = self.graph.placeholder(self.fresh(name))
+
+    def fresh(self, name: str) -> str:
+        """An identifier in lower case (fx knows no other) that nothing in the unit has yet."""
+        wanted = _identifier(name).lower()
+        if keyword.iskeyword(wanted) or hasattr(builtins, wanted):
+            wanted += "_value"
+        text = wanted
+        count = 1
+        while text in self.taken:
+            count += 1
+            text = f"{wanted}_{count}"
+        self.taken.add(text)
+        return text
 
     def placeholder(self, name: str) -> None:
-        self.nodes[name] = self.graph.placeholder(_identifier(name))
+        self.nodes[name] = self.graph.placeholder(self.fresh(name))
 
-    def size(self, expression: sympy.Expr | int) -> fx.Node | int:
+    def size(self, expression: sympy.Expr | int) -> fx.Node | int | float:
         """A node that computes an expression in the sizes, made once."""
         if isinstance(expression, int):
             return expression
-        if expression.is_Integer:
-            return int(expression)
+        if expression.is_Number:
+            return int(expression) if expression.is_Integer else float(expression)
         if expression not in self.expressions:
             self.expressions[expression] = self._compute(expression)
         return self.expressions[expression]
 
-    def _compute(self, e: sympy.Expr) -> fx.Node | int:
+    def _compute(self, e: sympy.Expr) -> fx.Node | int | float:
         if e.is_Symbol:
             return self.nodes[f"size {e.name}"]
         if isinstance(e, sympy.floor):
             numerator, denominator = sympy.fraction(sympy.together(e.args[0]))
             return self._binary(operator.floordiv, numerator, denominator)
-        if e.is_Add or e.is_Mul:
+        if isinstance(e, sympy.ceiling):
+            up = self.size(sympy.floor(-e.args[0]))
+            return self.graph.call_function(operator.neg, (up,))
+        if e.is_Add or e.is_Mul or (e.is_Pow and e.exp.is_negative):
             function = operator.add if e.is_Add else operator.mul
             numerator, denominator = sympy.fraction(sympy.together(e))
-            if denominator != 1:
-                return self._binary(operator.floordiv, numerator, denominator)
+            if denominator != 1:  # a number, not a size: those are floors
+                return self._binary(operator.truediv, numerator, denominator)
             first, *rest = e.as_ordered_terms() if e.is_Add else e.as_ordered_factors()
             node = self.size(first)
             for term in rest:
                 node = self.graph.call_function(function, (node, self.size(term)))
             return node
-        if e.is_Pow and e.exp.is_Integer and e.exp > 0:
-            return self.graph.call_function(operator.pow, (self.size(e.base), int(e.exp)))
+        if e.is_Pow and e.exp.is_Number:
+            return self.graph.call_function(operator.pow, (self.size(e.base), self.size(e.exp)))
         if isinstance(e, sympy.Max | sympy.Min):
             function = max if isinstance(e, sympy.Max) else min
             return self.graph.call_function(function, tuple(self.size(a) for a in e.args))
         if isinstance(e, sympy.Mod):
             return self._binary(operator.mod, *e.args)
         raise UnsupportedError(
-            f"size expression {e} in unit {self.unit.name}: sizes are sums, products, floor "
-            "divisions, powers, Max, Min and Mod; rewrite the model's size computation"
+            f"size expression {e} in unit {self.unit.name}: sizes are sums, products, "
+            "floors, ceilings, powers, Max, Min and Mod; rewrite the model's size computation"
         )
 
     def _binary(self, function: Callable[[int, int], int], a: sympy.Expr, b: sympy.Expr) -> fx.Node:
@@ -130,7 +149,7 @@ class _Emitter:
             target,
             tuple(self.argument(a) for a in op.args),
             kwargs,
-            name=_identifier(op.name),
+            name=self.fresh(op.name),
         )
         if len(op.outputs) == 1 and not returns_list(target):
             self.nodes[op.name] = node
@@ -147,7 +166,7 @@ class _Emitter:
         )
 
     def _module(self, name: str, module: torch.nn.Module, inputs: tuple[fx.Node, ...]) -> fx.Node:
-        target = _identifier(name)
+        target = self.fresh(name)
         self.root.add_module(target, module)
         return self.graph.create_node("call_module", target, inputs, {}, name=f"{target}_out")
 

@@ -4,7 +4,8 @@ What a distributed program must equal; tests compare it with the module itself, 
 the emitted programs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import sympy
 import torch
@@ -14,10 +15,20 @@ from shardwise.ir.argument import Argument, Dtype, Ref
 from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.expression import evaluate
 from shardwise.ir.graph import OperatorGraph
+from shardwise.ir.operator import Operator
 from shardwise.runtime.emit import aten, returns_list, torch_attribute
 
 
-def interpret(graph: OperatorGraph, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+Around = Callable[[Operator], AbstractContextManager[object]]
+"""Entered around the run of each operator: to count, time or record what it does."""
+
+
+def interpret(
+    graph: OperatorGraph,
+    values: Mapping[str, torch.Tensor],
+    *,
+    around: Around = lambda operator: nullcontext(),
+) -> tuple[torch.Tensor, ...]:
     """The outputs of the graph.
 
     `values` hold every input, parameter and constant by name (see `module_values`), on one device;
@@ -42,7 +53,8 @@ def interpret(graph: OperatorGraph, values: Mapping[str, torch.Tensor]) -> tuple
         kwargs = {key: run.argument(value) for key, value in operator.kwargs}
         if not operator.refs() and any(a.name == "device" for a in target._schema.arguments):
             kwargs["device"] = run.device
-        result = target(*args, **kwargs)
+        with around(operator):
+            result = target(*args, **kwargs)
         if returns_list(target):
             for index, tensor in enumerate(result):
                 run.values[Ref(operator.name, index)] = tensor

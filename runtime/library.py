@@ -29,13 +29,17 @@ class VocabularyEmbedding(nn.Module):
 
     def __init__(self, router: Router, axis: str, operator: Operator) -> None:
         super().__init__()
-        self.place = router.place(axis)
+        padding = argument(operator, 2, "padding_idx", -1)
+        assert isinstance(padding, int)
+        self.place, self.padding = router.place(axis), padding
 
     def forward(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """table [V/p, d], ids [...] global -> [..., d], an addend."""
         local = ids - self.place * table.shape[0]
         elsewhere = (local < 0) | (local >= table.shape[0])
         rows = F.embedding(local.masked_fill(elsewhere, 0), table)
+        if self.padding >= 0:  # the row is read like any other, and gets no gradient
+            rows = torch.where((ids == self.padding).unsqueeze(-1), rows.detach(), rows)
         return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 

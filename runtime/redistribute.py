@@ -39,6 +39,12 @@ class Router:
         """The ranks that differ from this one on these axes only, first axis slowest."""
         return self.mesh.group(axes, self.rank)
 
+    def _members(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """A declared group of these ranks in whatever order: a sum knows none."""
+        wanted = self.group(axes)
+        members = set(wanted)
+        return next((g for g in self.communicator.groups if set(g) == members), wanted)
+
     def run(self, x: torch.Tensor, source: Layout, target: Layout, shape: Shape) -> torch.Tensor:
         """The local part under `target` of a global tensor of `shape` that lies in `source`.
 
@@ -78,7 +84,7 @@ class Router:
         return x
 
     def _all_reduce(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
-        return self.communicator.all_reduce(x.contiguous(), self.group(step.axes), op=step.op)
+        return self.communicator.all_reduce(x.contiguous(), self._members(step.axes), op=step.op)
 
     def _all_gather(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
         cuts = [(_cut(step.source, axis), self.mesh.axis(axis).size) for axis in step.axes]
@@ -221,7 +227,7 @@ def _pack(pieces: Sequence[torch.Tensor], largest: int) -> torch.Tensor:
     """[pieces, largest]: each piece flat, padded with zeros at the end."""
     if all(piece.numel() == largest for piece in pieces):
         if len(pieces) == 1:
-            return pieces[0].reshape(1, largest)
+            return pieces[0].contiguous().reshape(1, largest)
         return torch.stack([piece.reshape(largest) for piece in pieces])
     packed = pieces[0].new_zeros(len(pieces), largest)
     for row, piece in zip(packed, pieces, strict=True):

@@ -128,4 +128,17 @@ def train_command(
     """Train a job under a plan; start it with torchrun, one process per rank."""
     from shardwise.runtime.launch import train
 
-    train(job, plan, resume=resume)
+    train(job, plan, resume=resume, say=typer.echo)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a checkpoint (step-N).")],
+    job: Annotated[Path, typer.Option(help="The job that saved it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+) -> None:
+    """Write a checkpoint as safetensors and config.json, for transformers' from_pretrained."""
+    from shardwise.runtime.launch import export as export_checkpoint
+
+    count = export_checkpoint(checkpoint, job, output)
+    typer.echo(f"wrote {count} weights to {output}")

@@ -50,7 +50,7 @@ def cases_by_table(ranks: int) -> dict[str, list[Case]]:
     mesh = MESHES[ranks][-1]
     tables["copy"] = [Case(mesh, name) for name in COPIES]
     tables["fault"] = [
-        Case(mesh, name, fault=fault)
+        Case(mesh, name, fault=fault, steps=2)
         for fault, name in product(FAULTS, ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"))
     ]
     tables["precision"] = [

@@ -38,9 +38,7 @@ LEAVES = st.one_of(
     st.sampled_from([Dtype(name) for name in DTYPE_BYTES]),
     st.builds(Ref, st.text(min_size=1, max_size=5), st.integers(0, 9)),
 )
-ARGUMENTS = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=8
-)
+ARGUMENTS = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=8)
 
 
 def read(text: str) -> Argument:

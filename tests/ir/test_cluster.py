@@ -19,8 +19,7 @@ SMALL = Cluster("small", "gpu", (NODE, PODS))
 def clusters(draw):
     count = draw(st.integers(1, 3))
     levels = tuple(
-        Level(f"level{index}", draw(st.integers(1, 4)), f"link{index}")
-        for index in range(count)
+        Level(f"level{index}", draw(st.integers(1, 4)), f"link{index}") for index in range(count)
     )
     world = 1
     for level in levels:
@@ -97,9 +96,7 @@ def test_the_worst_group_counts() -> None:
 
 
 def test_levels_of_one_unit_do_not_matter() -> None:
-    cluster = Cluster(
-        "one", "gpu", (Level("die", 1, "on_die"), NODE, Level("cluster", 1, "ib"))
-    )
+    cluster = Cluster("one", "gpu", (Level("die", 1, "on_die"), NODE, Level("cluster", 1, "ib")))
     assert str(cluster.span(1, 4)) == "4@nvlink"
 
 

@@ -17,7 +17,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 CLUSTERS, HARDWARE, SOFTWARE = (
     sorted((CONFIGS / folder).glob("*.toml")) for folder in ("clusters", "hardware", "software")
 )
-ORIGINS = ("assumption: ", "data sheet, ", "measured, ", "published, ", "p2p alpha")
+ORIGINS = ("assumption: ", "data sheet, ", "measured, ", "published, ")
 
 
 def named(paths):
@@ -77,6 +77,7 @@ def test_the_names_that_documents_rely_on_are_there() -> None:
     assert {path.stem for path in HARDWARE} >= {"cpu-gloo", "h100-sxm", "a100-sxm-80"}
     assert {path.stem for path in SOFTWARE} >= {"torch-cpu", "torch-cuda"}
     assert load_cluster(CONFIGS / "clusters" / "h100-8x8.toml").world_size == 64
+    assert load_cluster(CONFIGS / "clusters" / "local-4.toml").ranks_per_device == 2
 
 
 def test_the_cpu_profile_says_what_was_measured() -> None:
@@ -91,9 +92,7 @@ def test_the_cpu_profile_says_what_was_measured() -> None:
         ("all_reduce", 16 * mega, four, 27.7),
         ("all_to_all", 64 * mega, four, 45.7),
     ):
-        assert math.isclose(
-            cpu.collective_s(kind, span, size), milliseconds / 1e3, rel_tol=1e-6
-        )
+        assert math.isclose(cpu.collective_s(kind, span, size), milliseconds / 1e3, rel_tol=1e-6)
     for side, giga in ((64, 73), (256, 95), (2048, 103)):
         rate = 2 * side**3 / cpu.compute_s("matmul", "float32", 2 * side**3) / 1e9
         assert math.isclose(rate, giga, rel_tol=1e-3)

@@ -20,9 +20,7 @@ GPT = ModelFingerprint(
 )
 
 
-def chain(
-    layers: int, *, kind: str = "aten.mul.Tensor"
-) -> tuple[OperatorGraph, tuple[Unit, ...]]:
+def chain(layers: int, *, kind: str = "aten.mul.Tensor") -> tuple[OperatorGraph, tuple[Unit, ...]]:
     """`layers` products with a weight each, then a sum; fused, tied, frozen weights beside."""
     names = ["x", *(f"mul{i}" for i in range(layers)), "end"]
     operators = [

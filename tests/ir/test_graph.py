@@ -133,9 +133,7 @@ BREACHES: dict[str, dict[str, object]] = {
         )
     },
     "use before definition": {"operators": GRAPH.operators[::-1]},
-    "self use": {
-        "operators": (operator("split", Ref("split"), outputs=3), *GRAPH.operators[1:])
-    },
+    "self use": {"operators": (operator("split", Ref("split"), outputs=3), *GRAPH.operators[1:])},
     "symbol twice": {"symbols": (*GRAPH.symbols, SymbolRange("S", 3, 4))},
     "symbol of an input": {"symbols": GRAPH.symbols[:1]},
     "symbol of an unread input": {"inputs": (*GRAPH.inputs, GraphInput("y", UNDECLARED))},
@@ -152,9 +150,7 @@ BREACHES: dict[str, dict[str, object]] = {
     "section's source is an alias": {
         "parameters": (Parameter("v", SCALAR, aliases=("qkv",)), *GRAPH.parameters)
     },
-    "section not trainable": {
-        "parameters": (GRAPH.parameters[0], Q, replace(K, trainable=False))
-    },
+    "section not trainable": {"parameters": (GRAPH.parameters[0], Q, replace(K, trainable=False))},
     "section of another dtype": {
         "parameters": (GRAPH.parameters[0], Q, replace(K, spec=TensorSpec((4, 8), "float16")))
     },
@@ -201,9 +197,7 @@ def test_undeclared_symbols_are_refused_everywhere(use: str) -> None:
 def test_errors_name_reader_and_reference() -> None:
     with pytest.raises(InvalidValueError, match="'last' reads %nothing, which no item before"):
         with_operator(2, operator("last", Ref("nothing")))
-    with pytest.raises(
-        InvalidValueError, match=r"'last' reads %split:3, but 'split' has 3 output"
-    ):
+    with pytest.raises(InvalidValueError, match=r"'last' reads %split:3, but 'split' has 3 output"):
         with_operator(2, operator("last", Ref("split", 3)))
 
 
@@ -235,9 +229,7 @@ def test_digest_ignores_unstable_names_sources_and_costs() -> None:
 
 MEANINGS: dict[str, OperatorGraph] = {
     "kind": with_operator(2, replace(GRAPH.operators[2], kind="aten.other.default")),
-    "arguments": with_operator(
-        2, replace(GRAPH.operators[2], args=GRAPH.operators[2].args[:3])
-    ),
+    "arguments": with_operator(2, replace(GRAPH.operators[2], args=GRAPH.operators[2].args[:3])),
     "type of an argument": with_operator(0, replace(GRAPH.operators[0], args=(Ref("x"), 1))),
     "same, as bool": with_operator(0, replace(GRAPH.operators[0], args=(Ref("x"), True))),
     "index": with_operator(

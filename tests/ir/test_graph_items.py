@@ -104,9 +104,7 @@ def test_text_of_examples(item: SymbolRange, text: str) -> None:
         (Constant, ("c", MATRIX, None)),
     ],
 )
-def test_broken_items_are_refused_on_one_line(
-    make: type, arguments: tuple[object, ...]
-) -> None:
+def test_broken_items_are_refused_on_one_line(make: type, arguments: tuple[object, ...]) -> None:
     with pytest.raises(InvalidValueError) as caught:
         make(*arguments)
     assert "\n" not in str(caught.value)

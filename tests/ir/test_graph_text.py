@@ -71,9 +71,7 @@ def graphs(draw: st.DrawFn) -> OperatorGraph:
             next(names),
             draw(st.sampled_from(["aten.add.Tensor", "aten.split.Tensor", "my op"])),
             tuple(draw(st.lists(arguments(values), max_size=3))),
-            tuple(
-                draw(st.dictionaries(st.sampled_from(["a", "b1"]), arguments(values))).items()
-            ),
+            tuple(draw(st.dictionaries(st.sampled_from(["a", "b1"]), arguments(values))).items()),
             tuple(draw(st.lists(SPECS, min_size=1, max_size=3))),
             draw(st.sampled_from(["", "layers.0", "odd path"])),
             draw(st.sampled_from(["", "model.py:3", 'a"b\n'])),
@@ -127,9 +125,7 @@ def test_text_round_trips_whole(graph: OperatorGraph) -> None:
 
 @given(graphs(), st.integers(0, 2**32))
 @SLOW
-def test_damaged_text_is_a_parse_error_or_a_legal_graph(
-    graph: OperatorGraph, seed: int
-) -> None:
+def test_damaged_text_is_a_parse_error_or_a_legal_graph(graph: OperatorGraph, seed: int) -> None:
     rng = random.Random(seed)
     text = str(graph)
     for _ in range(20):

@@ -16,9 +16,7 @@ def length_bins(draw, rank=None):
     low = tuple(draw(st.integers(0, 5000)) for _ in range(rank))
     high = tuple(bound + draw(st.integers(1, 5000)) for bound in low)
     documents = draw(st.just(0.0) | st.floats(1e-3, 1e9))
-    means = [
-        a + 1 + draw(st.floats(0, 1)) * (b - a - 1) for a, b in zip(low, high, strict=True)
-    ]
+    means = [a + 1 + draw(st.floats(0, 1)) * (b - a - 1) for a, b in zip(low, high, strict=True)]
     return LengthBin(low, high, documents, tuple(documents * mean for mean in means))
 
 
@@ -116,5 +114,7 @@ def test_one_dim_in_order_has_no_disorder() -> None:
 
 
 def test_boxes_that_touch_do_not_overlap() -> None:
-    assert not box((0, 8), (0, 8)).overlaps(box((8, 9), (0, 8)))
+    first, second = box((0, 8), (0, 8)), box((8, 9), (0, 8))
+    assert not first.overlaps(second)
+    assert not second.overlaps(first)
     assert box((0, 8), (0, 8)).overlaps(box((7, 9), (7, 9)))

@@ -109,9 +109,7 @@ def test_a_larger_bucket_holds_at_least_as_much(lengths, data) -> None:
     wider = Bucket(tuple(Band(band.dim, band.low, band.high + 7) for band in bucket.ranges))
     small, large = lengths.mass(bucket), lengths.mass(wider)
     assert large.documents >= small.documents - 1e-6
-    assert all(
-        b >= a - 1e-6 * max(a, 1) for a, b in zip(small.tokens, large.tokens, strict=True)
-    )
+    assert all(b >= a - 1e-6 * max(a, 1) for a, b in zip(small.tokens, large.tokens, strict=True))
 
 
 def test_a_bucket_that_cuts_a_bin_splits_it_log_uniformly() -> None:
@@ -126,9 +124,7 @@ def test_a_bucket_that_cuts_a_bin_splits_it_log_uniformly() -> None:
 
 def test_a_bin_with_more_tokens_has_more_long_documents() -> None:
     short, long = (
-        Lengths(("S",), (LengthBin((0,), (512,), 100, (tokens,)),)).mass(
-            Bucket.parse("S(0,256]")
-        )
+        Lengths(("S",), (LengthBin((0,), (512,), 100, (tokens,)),)).mass(Bucket.parse("S(0,256]"))
         for tokens in (10_000.0, 40_000.0)
     )
     assert short.documents > long.documents

@@ -104,9 +104,7 @@ def test_blank_tokens_mean_log_uniform(tmp_path) -> None:
         (["0,8,1,4,5"], 2, "5 cells, the header has 4"),
     ],
 )
-def test_a_bad_row_names_the_file_the_line_and_the_remedy(
-    tmp_path, rows, line, problem
-) -> None:
+def test_a_bad_row_names_the_file_the_line_and_the_remedy(tmp_path, rows, line, problem) -> None:
     path = written(tmp_path, "\n".join([HEADER, *rows]) + "\n")
     with pytest.raises(FileFormatError, match=problem) as error:
         read_lengths(path)

@@ -40,9 +40,7 @@ def collective_curves(draw):
     kind = draw(st.sampled_from(COLLECTIVES))
     if draw(st.booleans()):
         return bus(kind, draw(st.floats(1e6, 1e12)))
-    points = draw(
-        st.dictionaries(st.floats(1, 1e9), st.floats(1e-6, 1), min_size=1, max_size=4)
-    )
+    points = draw(st.dictionaries(st.floats(1, 1e9), st.floats(1e-6, 1), min_size=1, max_size=4))
     return timed(
         kind, draw(st.integers(2, 64)), *sorted(points.items()), shared=draw(st.integers(1, 4))
     )
@@ -181,9 +179,7 @@ def test_bad_values_say_what_is_wrong() -> None:
             LinkClass(*arguments)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "ib", 'ib latency 1 s "x"', "all_reduce group=2 1:1 bytes"]
-)
+@pytest.mark.parametrize("text", ["", "ib", 'ib latency 1 s "x"', "all_reduce group=2 1:1 bytes"])
 def test_bad_texts_do_not_parse(text) -> None:
     with pytest.raises(ParseError):
         LinkClass.parse(text)

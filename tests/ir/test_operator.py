@@ -31,29 +31,21 @@ ADD_TEXT = (
     'saved={8} module=layers.0 source="model.py:12"'
 )
 TEXTS = st.text(max_size=8)
-NAMES = st.one_of(
-    st.sampled_from(["x", "layers.0.weight", "a b"]), st.text(min_size=1, max_size=6)
-)
-COSTS = st.sampled_from(
-    [sympy.S.Zero, B * S, 2 * B * S**2 + 7, sympy.Integer(3), S * (S + 1) / 2]
-)
+NAMES = st.one_of(st.sampled_from(["x", "layers.0.weight", "a b"]), st.text(min_size=1, max_size=6))
+COSTS = st.sampled_from([sympy.S.Zero, B * S, 2 * B * S**2 + 7, sympy.Integer(3), S * (S + 1) / 2])
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-9, 9), st.floats(), TEXTS, st.builds(Ref, NAMES),
     st.just(B * S), st.just(Dtype("bool")),
 )  # fmt: skip
 ARGUMENTS = st.one_of(LEAVES, st.lists(LEAVES, max_size=3).map(tuple))
-KWARGS = st.dictionaries(
-    st.sampled_from(["alpha", "dtype", "None", "_a1"]), ARGUMENTS, max_size=3
-)
+KWARGS = st.dictionaries(st.sampled_from(["alpha", "dtype", "None", "_a1"]), ARGUMENTS, max_size=3)
 OPERATORS = st.builds(
     Operator,
     NAMES,
     NAMES,
     st.lists(ARGUMENTS, max_size=4).map(tuple),
     KWARGS.map(lambda kwargs: tuple(kwargs.items())),
-    st.lists(st.sampled_from([SPEC, TensorSpec((), "int64")]), min_size=1, max_size=3).map(
-        tuple
-    ),
+    st.lists(st.sampled_from([SPEC, TensorSpec((), "int64")]), min_size=1, max_size=3).map(tuple),
     TEXTS,
     TEXTS,
     COSTS,

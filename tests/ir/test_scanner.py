@@ -54,9 +54,7 @@ def test_other_names_are_quoted(name: str) -> None:
     ],
 )
 def test_errors_say_where_and_what(read: object, text: str) -> None:
-    with pytest.raises(
-        ParseError, match=r"at column 1, .*expected .*; the form is F"
-    ) as caught:
+    with pytest.raises(ParseError, match=r"at column 1, .*expected .*; the form is F") as caught:
         read(Scanner(text, "F"))  # type: ignore[operator]
     assert "\n" not in str(caught.value)
 

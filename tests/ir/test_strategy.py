@@ -150,9 +150,7 @@ def test_malformed_text_is_a_parse_error(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@given(
-    st.integers(0, len(TEXT)), st.integers(0, 6), st.text("x0data=:;[]()SRP| 1,", max_size=4)
-)
+@given(st.integers(0, len(TEXT)), st.integers(0, 6), st.text("x0data=:;[]()SRP| 1,", max_size=4))
 @settings(deadline=None, max_examples=200)
 def test_damaged_text_parses_or_is_a_parse_error(start: int, length: int, patch: str) -> None:
     try:

@@ -45,9 +45,7 @@ SPECS = st.builds(
     DTYPES,
     DTYPES,
     st.lists(GLOBS, min_size=1, max_size=3).map(tuple),
-    st.one_of(
-        st.none(), st.floats(0, exclude_min=True, allow_infinity=False), st.integers(1, 9)
-    ),
+    st.one_of(st.none(), st.floats(0, exclude_min=True, allow_infinity=False), st.integers(1, 9)),
 )
 
 

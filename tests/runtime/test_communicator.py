@@ -1,8 +1,5 @@
 """The collectives on simulated and on real ranks: the same results, the same refusals."""
 
-import random
-import time
-import warnings
 from itertools import permutations
 
 import pytest
@@ -10,17 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.ir.errors import (
-    InvalidValueError,
-    MismatchError,
-    ParseError,
-    UnsupportedError,
-)
-from shardwise.runtime.collective_call import KINDS, CollectiveRecord
-from shardwise.runtime.communicator import CollectiveError, Communicator
+from shardwise.ir.errors import InvalidValueError, UnsupportedError
+from shardwise.runtime.communicator import Communicator
 from shardwise.runtime.rank_failure import RanksFailedError
-from shardwise.runtime.thread_communicator import run_ranks
-from shardwise.runtime.torch_communicator import ProcessGroups, TorchCommunicator
 from tests.ranks.case import RankContext
 
 LONG_S = 600.0
@@ -68,15 +57,14 @@ def every_kind(
 ) -> None:
     c = context.communicator
     c.declare_groups(tuple(group for partition in partitions for group in partition))
-    for partition, shape in zip(partitions, shapes, strict=True):
+    for i, (partition, shape) in enumerate(zip(partitions, shapes, strict=True)):
         group = next(group for group in partition if context.rank in group)
-        for dtype in MOVED:
+        few = (torch.float32, torch.bfloat16, torch.int64, torch.float8_e4m3fn)
+        for dtype in MOVED if i == 0 else few:
             check_movement(c, group, shape, dtype)
-        for dtype in SUMMED:
-            check_reduction(c, group, shape, dtype, "sum")
-        for dtype in ORDERED:
-            check_reduction(c, group, shape, dtype, "max")
-            check_reduction(c, group, shape, dtype, "min")
+            for op in ("sum", "max", "min"):
+                if dtype in (SUMMED if op == "sum" else ORDERED):
+                    check_reduction(c, group, shape, dtype, op)
 
 
 def check_movement(
@@ -163,40 +151,6 @@ def sum_noise(context: RankContext, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_ranks_get_the_same_bits_although_sums_round(ranks, dtype):
     ranks(4).run(sum_noise, dtype, agree=True)
-
-
-def sum_what_cancels(context: RankContext) -> tuple[float, float]:
-    x = torch.tensor([1.0, 2.0**24, -(2.0**24), 1.0][context.rank])
-    c, back = context.communicator, (3, 2, 1, 0)
-    c.declare_groups((back,))
-    return c.all_reduce(x, context.everyone).item(), c.all_reduce(x, back).item()
-
-
-def test_simulated_ranks_add_in_group_order(simulated_ranks):
-    forth, back = 1.0, 1.0
-    for value in (2.0**24, -(2.0**24), 1.0):
-        forth = (torch.tensor(forth) + torch.tensor(value)).item()
-    for value in (-(2.0**24), 2.0**24, 1.0):
-        back = (torch.tensor(back) + torch.tensor(value)).item()
-    assert forth != back
-    for _ in range(20):
-        assert simulated_ranks(4).run(sum_what_cancels) == [(forth, back)] * 4
-
-
-def overwrite_at_once(context: RankContext) -> None:
-    """A rank that is done must not overwrite its tensor while another still reads it."""
-    c, noise = context.communicator, random.Random(context.rank)
-    for i in range(100):
-        x = torch.full((3,), float(10 * i + context.rank))
-        gathered = c.all_gather(x, context.everyone)
-        x.fill_(-1.0)
-        if noise.random() < 0.2:
-            time.sleep(0.001)
-        assert gathered[:, 0].tolist() == [10.0 * i + rank for rank in range(3)]
-
-
-def test_an_input_may_be_overwritten_at_once(simulated_ranks):
-    simulated_ranks(3).run(overwrite_at_once)
 
 
 # ---- inside autograd Functions
@@ -305,29 +259,6 @@ def test_records_state_the_bytes_of_each_message(ranks):
     assert ranks(2).run(record_all) == [expected, expected]
 
 
-@given(
-    kind=st.sampled_from(KINDS[:-1]),
-    group=st.lists(st.integers(0, 99), min_size=2, max_size=6, unique=True).map(tuple),
-    message_bytes=st.integers(0, 2**50),
-    dtype=st.sampled_from(["float32", "float8_e4m3fn", "bool"]),
-)
-def test_a_record_prints_and_parses_back(kind, group, message_bytes, dtype):
-    record = CollectiveRecord(kind, group, message_bytes, dtype)
-    assert CollectiveRecord.parse(str(record)) == record
-
-
-@pytest.mark.parametrize("text", ["", "all_reduce", "all_reduce 0,1 x float32", "a 0, 4 b", "a b"])
-def test_other_text_is_no_record(text):
-    with pytest.raises(ParseError, match="expected"):
-        CollectiveRecord.parse(text)
-
-
-@pytest.mark.parametrize("text", ["barrier 0,1 0 bool", "send 0,1 4 bool", "all_reduce 0 4 bool"])
-def test_what_is_never_recorded_is_no_record(text):
-    with pytest.raises(InvalidValueError):
-        CollectiveRecord.parse(text)
-
-
 # ---- what is refused, before anything is sent
 
 
@@ -432,112 +363,3 @@ def test_the_rank_that_calls_something_else_is_named(ranks, how, what):
     with pytest.raises(RanksFailedError) as caught:
         ranks(4).run(differ, how, timeout_s=LONG_S)
     caught.match(f"raised: [a-z_.]*CollectiveError: rank 2 called {what}.*; ranks 0, 1, 3 called")
-
-
-def call_in_another_order(context: RankContext) -> None:
-    c = context.communicator
-    c.declare_groups(((0, 1), (1, 2), (2, 0)))
-    mine = [((0, 1), (2, 0)), ((1, 2), (0, 1)), ((2, 0), (1, 2))][context.rank]
-    for group in mine:
-        c.barrier(group)
-
-
-def leave_before_the_others_wait(context: RankContext) -> None:
-    if context.rank != 1:
-        time.sleep(0.2)
-        context.communicator.barrier(context.everyone)
-
-
-def leave_while_another_waits(context: RankContext) -> None:
-    """Rank 2 goes on, so that not all ranks are stuck."""
-    if context.rank == 0:
-        context.communicator.barrier(context.everyone)
-    time.sleep(0.2 * context.rank)
-
-
-def raise_alone(context: RankContext) -> None:
-    """The others do not wait for rank 2: they are told in their next collective."""
-    c, pair = context.communicator, (0, 1)
-    c.declare_groups((pair,))
-    if context.rank == 2:
-        raise KeyError("planted")
-    for _ in range(1000):
-        time.sleep(0.01)
-        c.barrier(pair)
-
-
-@pytest.mark.parametrize(
-    ("case", "what"),
-    [
-        (
-            call_in_another_order,
-            r"every rank waits for another: rank 0 waits in barrier over ranks \[0, 1\]; "
-            r"rank 1 waits in barrier over ranks \[1, 2\]; "
-            r"rank 2 waits in barrier over ranks \[2, 0\]",
-        ),
-        (leave_before_the_others_wait, "rank 1 ended while rank [02] waits in barrier"),
-        (leave_while_another_waits, "rank 1 ended while rank 0 waits in barrier"),
-        (
-            raise_alone,
-            "^3 simulated ranks: rank 2 raised: KeyError: 'planted'; rank [01] raised: "
-            "[a-z_.]*CollectiveError: rank 2 raised: KeyError: 'planted'; rank [01] raised",
-        ),
-    ],
-)
-def test_simulated_ranks_that_wait_in_vain_are_told_at_once(simulated_ranks, case, what):
-    with pytest.raises(RanksFailedError, match=what) as caught:
-        simulated_ranks(3).run(case, timeout_s=LONG_S)
-    assert isinstance(caught.value.__cause__, CollectiveError | KeyError)
-
-
-def test_run_ranks_returns_what_each_rank_returns():
-    assert run_ranks(3, lambda communicator: communicator.rank**2) == [0, 1, 4]
-
-
-# ---- torch.distributed
-
-
-def use_the_pool(context: RankContext) -> None:
-    group = (1, 0)
-    process_groups = ProcessGroups(torch.device("cpu"))
-    handles = []
-    for _ in range(2):
-        communicator = TorchCommunicator(process_groups)
-        with pytest.raises(InvalidValueError, match="not declared"):
-            communicator.barrier(group)
-        communicator.declare_groups((group, (0,), context.everyone, group))
-        assert communicator.groups == (group, (0,), context.everyone)
-        handles.append(process_groups.handle(group))
-        x = torch.tensor(float(context.rank))
-        assert communicator.all_gather(x, group).tolist() == [1.0, 0.0]
-    assert handles[0] is handles[1]
-    with pytest.raises(MismatchError, match=r"initialize torch\.distributed with 'nccl'"):
-        ProcessGroups(torch.device("cuda"))
-    with pytest.raises(InvalidValueError, match="no backend is known"):
-        ProcessGroups(torch.device("meta"))
-    with pytest.raises(InvalidValueError, match="move it there"):
-        communicator.all_reduce(torch.empty(2, device="meta"), group)
-    assert communicator.all_reduce(x, group).item() == 1.0
-
-
-def test_process_groups_are_made_once_and_shared(real_ranks):
-    real_ranks(2).run(use_the_pool)
-
-
-def test_process_groups_need_torch_distributed():
-    with pytest.raises(MismatchError, match="call init_process_group"):
-        ProcessGroups(torch.device("cpu"))
-
-
-def call_all_under_warnings(context: RankContext) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        c = TorchCommunicator(ProcessGroups(torch.device("cpu")))
-        c.declare_groups((context.everyone, (1, 0)))
-        check_movement(c, (1, 0), (2,), torch.float32)
-        check_reduction(c, (1, 0), (2,), torch.float32, "sum")
-        c.barrier((1, 0))
-
-
-def test_no_name_that_we_call_is_deprecated(real_ranks):
-    real_ranks(2).run(call_all_under_warnings)

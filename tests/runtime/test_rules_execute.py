@@ -39,7 +39,8 @@ def states_of(draw, operand, mesh, implementation, sizes):
 def run(kind, data, mesh):
     case = data.draw(CASES[kind])
     implementation = data.draw(st.sampled_from(IMPLEMENTATIONS))
-    sizes = sizes_for(mesh, implementation, data.draw(st.integers(1, 2)), data.draw(st.integers(2, 3)))
+    batch, length = data.draw(st.integers(1, 2)), data.draw(st.integers(2, 3))
+    sizes = sizes_for(mesh, implementation, batch, length)
     states = {
         name: data.draw(states_of(operand, mesh, implementation, sizes))
         for name, operand in case.operands.items()

@@ -198,6 +198,24 @@ def cross_entropy(draw):
     return Case("aten.cross_entropy_loss.default", operands, args, (_spec(*out),))
 
 
+@st.composite
+def likelihood(draw, kind):
+    """The loss of log-probabilities."""
+    classes = draw(st.sampled_from([8, 5]))
+    shapes = [(B * S, classes), (B, classes)]
+    if kind == "aten.nll_loss_nd.default":
+        shapes.append((B, classes, S, 2))
+    shape = draw(st.sampled_from(shapes))
+    reduction = draw(st.sampled_from([2, 2, 1, 0]))
+    rows = (*shape[:1], *shape[2:])
+    operands = {
+        "a": Operand(shape),
+        "b": Operand(rows, f"ids:{classes}" if reduction == 1 else f"targets:{classes}"),
+    }
+    args = (a, b, None, reduction, -100)
+    return Case(kind, operands, args, (_spec(*(rows if reduction == 0 else ())),))
+
+
 CASES = {
     "aten.linear.default": linear(),
     "aten.addmm.default": addmm(),
@@ -207,10 +225,10 @@ CASES = {
     **{
         kind: reduction(kind)
         for kind in (
-            "aten.sum.dim_IntList", "aten.mean.dim", "aten.mean.default", "aten.amax.default",
-            "aten.amin.default", "aten.var.correction", "aten.all.default", "aten.any.default",
-            "aten.linalg_vector_norm.default",
-        )
+            "aten.sum.dim_IntList aten.mean.dim aten.mean.default aten.amax.default "
+            "aten.amin.default aten.var.correction aten.all.default aten.any.default "
+            "aten.linalg_vector_norm.default"
+        ).split()
     },
     "aten.sum.default": reduction("aten.sum.default") | count(),
     "aten.layer_norm.default": normalisation("aten.layer_norm.default"),
@@ -218,5 +236,7 @@ CASES = {
     "aten.embedding.default": embedding(),
     "aten.scaled_dot_product_attention.default": attention(),
     "aten.cross_entropy_loss.default": cross_entropy(),
+    "aten.nll_loss.default": likelihood("aten.nll_loss.default"),
+    "aten.nll_loss_nd.default": likelihood("aten.nll_loss_nd.default"),
 }
 """Kind -> strategy of its cases."""

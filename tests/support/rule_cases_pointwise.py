@@ -71,15 +71,51 @@ def _binary(kind, first=N, second=N, out="float64", kwargs=()):
     return several(kind, {"a": first, "b": second}, (a, b), out=out, kwargs=kwargs)
 
 
+@st.composite
+def of_other_shape(draw, kind, *more):
+    """A tensor made in the likeness of another one."""
+    shape = draw(st.sampled_from([(B, S), (8,), (), (S, 4)]))
+    operand = Operand(draw(st.sampled_from(SHAPES)), gradient=draw(st.booleans()))
+    return Case(kind, {"a": operand}, (a, shape, *more), (TensorSpec(shape, "float64"),))
+
+
+@st.composite
+def summed(draw, kind):
+    """Losses of element and target, in every reduction."""
+    shape = draw(st.sampled_from(SHAPES))
+    reduction = draw(st.sampled_from([2, 2, 1, 0]))
+    trains = kind != "aten.soft_margin_loss.default" and draw(st.booleans())
+    operands = {"a": Operand(shape), "b": Operand(shape, gradient=trains)}
+    out = TensorSpec(shape if reduction == 0 else (), "float64")
+    return Case(kind, operands, (a, b, reduction), (out,))
+
+
+@st.composite
+def binary_entropy(draw, kind):
+    """Probabilities or logits, with weights that may be broadcast."""
+    shape = draw(st.sampled_from([(B, S, 8), (B, 8), (4, B)]))
+    reduction = draw(st.sampled_from([2, 2, 1, 0]))
+    logits = kind.endswith("logits.default")
+    operands = {
+        "a": Operand(shape, N if logits else "unit"),
+        "b": Operand(shape, "unit", gradient=False),
+    }
+    weight = draw(st.sampled_from([None, shape, shape[-1:]]))
+    if weight is not None:
+        operands["c"] = Operand(weight, "unit", gradient=False)
+    args = (a, b, None if weight is None else c, *((None,) if logits else ()), reduction)
+    out = TensorSpec(shape if reduction == 0 else (), "float64")
+    return Case(kind, operands, args, (out,))
+
+
 CASES = {
     **{
         f"aten.{name}.default": _unary(f"aten.{name}.default")
         for name in (
-            "neg", "abs", "exp", "sigmoid", "tanh", "relu", "silu", "gelu", "sin", "cos", "erf",
-            "softplus", "mish", "hardtanh", "leaky_relu", "elu", "floor", "ceil", "round", "sign",
-            "square", "clone", "detach", "alias", "contiguous", "log_sigmoid", "hardswish", "selu",
-            "relu6", "expm1", "zeros_like", "ones_like",
-        )
+            "neg abs exp sigmoid tanh relu silu gelu sin cos erf softplus mish hardtanh leaky_relu "
+            "elu floor ceil round sign square clone detach alias contiguous log_sigmoid hardswish "
+            "selu relu6 expm1 zeros_like ones_like"
+        ).split()
     },
     **{
         f"aten.{name}.default": _unary(f"aten.{name}.default", P)
@@ -112,14 +148,15 @@ CASES = {
     **{
         f"aten.{name}": _binary(f"aten.{name}", "bool", "bool", "bool")
         for name in (
-            "logical_and.default", "logical_or.default", "logical_xor.default",
-            "bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor", "__and__.Tensor",
-            "__or__.Tensor", "__xor__.Tensor",
-        )
+            "logical_and.default logical_or.default logical_xor.default bitwise_and.Tensor "
+            "bitwise_or.Tensor bitwise_xor.Tensor __and__.Tensor __or__.Tensor __xor__.Tensor"
+        ).split()
     },
     "aten.add.Tensor": _binary("aten.add.Tensor", kwargs=(("alpha", 2),)),
     "aten.remainder.Tensor": _binary("aten.remainder.Tensor", P, P),
-    "aten.floor_divide.default": _binary("aten.floor_divide.default", "ids:9", "ids:9"),
+    "aten.floor_divide.default": several(
+        "aten.floor_divide.default", {"a": "ids:9", "b": "counts"}, (a, b), out="int64"
+    ),
     "aten.maximum.default": _binary("aten.maximum.default"),
     "aten.minimum.default": _binary("aten.minimum.default"),
     "aten.clamp.default": _unary("aten.clamp.default", more=(-0.5, 0.5)),
@@ -149,8 +186,20 @@ CASES = {
         "aten.addcmul.default", {"a": N, "b": N, "c": N}, (a, b, c), kwargs=(("value", 0.5),)
     ),
     "aten.addcdiv.default": several("aten.addcdiv.default", {"a": N, "b": N, "c": P}, (a, b, c)),
-    "aten.lerp.Scalar": _binary("aten.lerp.Scalar"),
+    "aten.lerp.Scalar": several("aten.lerp.Scalar", {"a": N, "b": N}, (a, b, 0.25)),
+    "aten.full_like.default": _unary("aten.full_like.default", more=(1.5,)),
+    "aten.empty_like.default": _unary("aten.empty_like.default"),
+    **{
+        f"aten.{name}.default": of_other_shape(f"aten.{name}.default", *more)
+        for name, *more in (("new_zeros",), ("new_ones",), ("new_full", 2.5), ("new_empty",))
+    },
+    **{
+        f"aten.{name}.default": summed(f"aten.{name}.default")
+        for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
+    },
+    **{
+        f"aten.{name}.default": binary_entropy(f"aten.{name}.default")
+        for name in ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+    },
 }
-CASES["aten.lerp.Scalar"] = several("aten.lerp.Scalar", {"a": N, "b": N}, (a, b, 0.25))
-del CASES["aten.floor_divide.default"]
 """Kind -> strategy of its cases."""

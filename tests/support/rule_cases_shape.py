@@ -177,13 +177,16 @@ def cutting(draw, kind):
         if kind == "aten.chunk.default" and math.ceil(length / count) != step:
             lengths, number = [length], 1
         return Case(kind, {"a": operand}, (a, number, place), outs(*lengths))
+    if kind == "aten.narrow.default":
+        size = length - 2 if isinstance(length, int) else length
+        return Case(kind, {"a": operand}, (a, place, 0, size), outs(size))
     if kind in ("aten.split_with_sizes.default", "aten.split.sizes"):
         lengths = (2, length - 2) if isinstance(length, int) else (length,)
         return Case(kind, {"a": operand}, (a, lengths, place), outs(*lengths))
     if kind == "aten.flip.default":
         dims = draw(st.sampled_from([(place,), tuple(range(rank))]))
         return Case(kind, {"a": operand}, (a, dims), outs(length))
-    more = (False,) if kind == "aten._softmax.default" else ()
+    more = (False,) if kind.startswith("aten._") else ()
     return Case(kind, {"a": operand}, (a, place, *more), outs(length))
 
 
@@ -217,6 +220,26 @@ def cat(draw):
     args = (tuple(Ref(name) for name in names), _signed(draw, dim, len(shape)))
     out = (*shape[:dim], sum(lengths), *shape[dim + 1 :])
     return Case("aten.cat.default", operands, args, (_spec(*out),))
+
+
+@st.composite
+def unbind(draw):
+    shape = draw(st.sampled_from([(4, B, S), (B, 2, S, 4), (B * S, 3)]))
+    dim = draw(st.sampled_from([i for i, n in enumerate(shape) if isinstance(n, int)]))
+    out = _spec(*shape[:dim], *shape[dim + 1 :])
+    args = (a, _signed(draw, dim, len(shape)))
+    return Case("aten.unbind.int", {"a": _operand(draw, shape)}, args, (out,) * shape[dim])
+
+
+@st.composite
+def stack(draw):
+    shape = draw(st.sampled_from([(B, S, 8), (4, B), (B * S,), (8,)]))
+    dim = draw(st.integers(0, len(shape)))
+    names = ("a", "b", "c")[: draw(st.integers(1, 3))]
+    operands = {name: _operand(draw, shape) for name in names}
+    args = (tuple(Ref(name) for name in names), _signed(draw, dim, len(shape) + 1))
+    out = _spec(*shape[:dim], len(names), *shape[dim:])
+    return Case("aten.stack.default", operands, args, (out,))
 
 
 @st.composite
@@ -255,12 +278,15 @@ CASES = {
             "aten.slice.Tensor", "aten.split.Tensor", "aten.split_with_sizes.default",
             "aten.chunk.default", "aten.split.sizes", "aten.cumsum.default", "aten.flip.default",
             "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int",
+            "aten._log_softmax.default", "aten.narrow.default",
         )
     },
     "aten.tril.default": triangle("aten.tril.default"),
     "aten.triu.default": triangle("aten.triu.default"),
     "aten.select.int": select(),
     "aten.cat.default": cat(),
+    "aten.stack.default": stack(),
+    "aten.unbind.int": unbind(),
     "aten.pad.default": padding("aten.pad.default"),
     "aten.constant_pad_nd.default": padding("aten.constant_pad_nd.default"),
 }  # fmt: skip
