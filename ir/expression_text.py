@@ -47,9 +47,7 @@ def symbol(name: str) -> sympy.Symbol:
             "use a name like B or S_src"
         )
     if keyword.iskeyword(name):
-        raise InvalidValueError(
-            f"symbol {name!r} is a Python keyword; use a name like B or S_src"
-        )
+        raise InvalidValueError(f"symbol {name!r} is a Python keyword; use a name like B or S_src")
     return sympy.Symbol(name, integer=True, positive=True)
 
 
@@ -252,9 +250,7 @@ def _degree(term: sympy.Basic) -> int:
     return int(term.exp) if isinstance(term, sympy.Pow) else 1
 
 
-def _check_atoms(
-    expression: sympy.Expr, error: type[ParseError | InvalidValueError]
-) -> sympy.Expr:
+def _check_atoms(expression: sympy.Expr, error: type[ParseError | InvalidValueError]) -> sympy.Expr:
     """`expression`, if it is built from what the text form can write and is finite."""
     for node in sympy.preorder_traversal(expression):
         if isinstance(node, sympy.Symbol):

@@ -43,9 +43,7 @@ class Layout:
         names = [name for name, _ in self.entries]
         for name, placement in self.entries:
             if not isinstance(name, str) or not _AXIS.fullmatch(name):
-                raise InvalidValueError(
-                    f"layout axis {name!r} is not [a-z][a-z0-9_]*; rename it"
-                )
+                raise InvalidValueError(f"layout axis {name!r} is not [a-z][a-z0-9_]*; rename it")
             if not isinstance(placement, Partial | Shard | Select):
                 raise InvalidValueError(
                     f"layout entry {name}:{placement} is no Partial, Shard or Select; "
@@ -81,9 +79,7 @@ class Layout:
     def cuts(self, dim: int) -> tuple[tuple[str, Cut], ...]:
         """The entries that cut `dim`, outermost first."""
         return tuple(
-            (name, p)
-            for name, p in self.entries
-            if isinstance(p, Shard | Select) and p.dim == dim
+            (name, p) for name, p in self.entries if isinstance(p, Shard | Select) and p.dim == dim
         )
 
     @property
@@ -142,8 +138,7 @@ class Layout:
         coordinates = mesh.coordinates(rank)
         _check_dims(self, shape)
         return tuple(
-            local_size(_chain(self, dim, mesh, coordinates), size)
-            for dim, size in enumerate(shape)
+            local_size(_chain(self, dim, mesh, coordinates), size) for dim, size in enumerate(shape)
         )
 
     def largest_local_shape(self, shape: Shape, mesh: Mesh) -> Shape:
@@ -291,9 +286,7 @@ def _check_dims(layout: Layout, shape: Shape) -> None:
 
 
 def _chain(layout: Layout, dim: int, mesh: Mesh, coordinates: Mapping[str, int]) -> Chain:
-    return tuple(
-        (cut, mesh.axis(name).size, coordinates[name]) for name, cut in layout.cuts(dim)
-    )
+    return tuple((cut, mesh.axis(name).size, coordinates[name]) for name, cut in layout.cuts(dim))
 
 
 def _index_sets(

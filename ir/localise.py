@@ -15,15 +15,12 @@ rule (ir/rules.py); the states per axis then make the layouts in which operands 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwise.ir import (  # noqa: F401  (the rule modules fill the registry)
-    rules_matmul,
-    rules_model,
-    rules_pointwise,
-    rules_reduce,
-    rules_view,
-)
-from shardwise.ir.axis_state import ADDEND, READ, WHOLE, AxisState, Sharded, value_layout
-from shardwise.ir.errors import InvalidValueError, UnsupportedError
+from shardwise.ir.axis_state import ADDEND, READ, WHOLE, value_layout
+from shardwise.ir.decide import States as States
+from shardwise.ir.decide import batch_degree as batch_degree
+from shardwise.ir.decide import decide, parts
+from shardwise.ir.decide import settings as settings
+from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.operator import Argument, Operator, Ref
@@ -38,51 +35,15 @@ from shardwise.ir.program import (
     made_by,
     value_name,
 )
-from shardwise.ir.rewrite import NO_GRADIENT, argument
-from shardwise.ir.rules import RULES, Decision, Operand, Operands, Setting, operator_refs, whole
+from shardwise.ir.rewrite import NO_GRADIENT
+from shardwise.ir.rules import Operand, Setting, operator_refs
 from shardwise.ir.rules_view import RESHAPE_KINDS
 from shardwise.ir.strategy import Role, Strategy
 from shardwise.ir.template import Unit
 from shardwise.ir.tensor import TensorSpec
 from shardwise.ir.value_layout import ValueLayout
 
-SEQUENCE_HOME = frozenset({"tensor_sequence", "ulysses"})
-"""Implementations whose hidden states rest sharded over the sequence on the model axes."""
-_RANDOM: dict[str, tuple[int, str]] = {
-    "aten.dropout.default": (1, "p"),
-    "aten.feature_dropout.default": (1, "p"),
-    "aten.alpha_dropout.default": (1, "p"),
-    "aten.native_dropout.default": (1, "p"),
-    "aten.scaled_dot_product_attention.default": (4, "dropout_p"),
-}
-"""Kinds that draw random numbers -> where their probability stands; `train` follows p."""
 _FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
-
-States = tuple[AxisState, ...]
-"""One state per mesh axis, in mesh order."""
-
-
-def settings(strategy: Strategy, mesh: Mesh) -> tuple[Setting, ...]:
-    """The setting of every mesh axis under a strategy; axes that it leaves out replicate."""
-    roles = dict(strategy.roles)
-    sequence = strategy.implementation in SEQUENCE_HOME
-    return tuple(
-        Setting(
-            axis.name,
-            axis.size,
-            role := roles.get(axis.name, Role.REPLICATE),
-            sequence_home=sequence and role in (Role.TENSOR, Role.SEQUENCE),
-        )
-        for axis in mesh.axes
-    )
-
-
-def batch_degree(strategy: Strategy, mesh: Mesh) -> int:
-    """Replicas that take different documents: the product of the axes that split the batch."""
-    degree = 1
-    for axis in strategy.axes(Role.BATCH):
-        degree *= mesh.axis(axis).size
-    return degree
 
 
 @dataclass
@@ -133,13 +94,18 @@ class _Pass:
         if states == value.states:
             return value.name
         assert value.copies is not None
-        if any(s is ADDEND for s in value.states) and not any(s is ADDEND for s in states):
-            # take the sum first, so that later readers find it, whatever they do with it
+        if ADDEND in value.states and ADDEND not in states:
+            # the sum is taken once, and later readers start from it
             resolved = tuple(WHOLE if s is READ else s for s in states)
-            if resolved != states:
-                self.read(name, resolved, unit)
+            value.name = self._move(value, resolved, unit)
+            value.states = resolved
         if states == value.states:
             return value.name
+        return self._move(value, states, unit)
+
+    def _move(self, value: _Value, states: States, unit: int) -> str:
+        """Name of the value moved to these states: moved once for all readers."""
+        assert value.copies is not None
         if states not in value.copies:
             target_unit = unit
             if not value.needs_gradient and all(s is WHOLE for s in value.states):
@@ -154,16 +120,7 @@ class _Pass:
             )
             self.steps[target_unit].append(move)
             value.copies[states] = move.name
-            if any(s is ADDEND for s in value.states) and not any(s is ADDEND for s in states):
-                self._settle(value, states)
         return value.copies[states]
-
-    def _settle(self, value: _Value, states: States) -> None:
-        """Later readers start from the resolved value."""
-        assert value.copies is not None
-        resolved = tuple(WHOLE if s is READ else s for s in states)
-        if resolved == states:
-            value.states, value.name = states, value.copies[states]
 
     def _use(self, name: str, value: _Value, states: States, unit: int) -> str:
         key = (unit, name, states)
@@ -247,22 +204,20 @@ def _last_reader(graph: OperatorGraph, units: Sequence[Unit]) -> dict[str, int]:
 
 def _place(run: _Pass, operator: Operator, setting: tuple[Setting, ...], unit: int) -> None:
     """Decide one operator on every axis, move its operands, add its call."""
-    _check_random(operator)
     operands = list(operator_refs(operator))
-    decisions: list[Decision] = []
-    for axis, one in enumerate(setting):
-        values = tuple(
-            Operand(
-                path,
-                run.values[_key(ref)].spec,
-                run.values[_key(ref)].states[axis],
-                run.values[_key(ref)].needs_gradient,
-                run.values[_key(ref)].parameter,
+    seen = [run.values[_key(ref)] for _, ref in operands]
+    decisions = decide(
+        operator,
+        [
+            tuple(
+                Operand(path, v.spec, v.states[axis], v.needs_gradient, v.parameter)
+                for (path, _), v in zip(operands, seen, strict=True)
             )
-            for path, ref in operands
-        )
-        rule = RULES.get(operator.kind, whole)
-        decisions.append(rule(Operands(operator, values, one)) if values else _factory(operator))
+            for axis in range(len(setting))
+        ],
+        setting,
+        run.mesh,
+    )
     reads = [tuple(decision.reads[i] for decision in decisions) for i in range(len(operands))]
     names = [
         run.read(_key(ref), states, unit) for (_, ref), states in zip(operands, reads, strict=True)
@@ -280,21 +235,16 @@ def _place(run: _Pass, operator: Operator, setting: tuple[Setting, ...], unit: i
             f"{operator.name} ({operator.source}) needs a library function on the axes "
             f"{[axis for _, axis in library]}; one axis at most may do that: change the strategy"
         )
-    for (_, ref), states in zip(operands, reads, strict=True):
-        _check_even(states, run.values[_key(ref)].spec, run, operator)
-    for states, spec in zip(writes, operator.outputs, strict=True):
-        _check_even(states, spec, run, operator)
     local = _local_operator(run, operator, iter(names), writes)
     run.steps[unit].append(
         Call(
             local,
             tuple(
-                run.layout(_real(r, run, ref))
-                for r, (_, ref) in zip(reads, operands, strict=True)
+                run.layout(_real(r, run, ref)) for r, (_, ref) in zip(reads, operands, strict=True)
             ),
             tuple(run.values[_key(ref)].spec for _, ref in operands),
             tuple(run.layout(w) for w in writes),
-            _parts(decisions, setting),
+            parts(decisions, setting),
             library=library[0][0] if library else None,
             library_axis=library[0][1] if library else None,
             needs_gradient=needs and any(s.dtype in _FLOATS for s in operator.outputs),
@@ -311,65 +261,10 @@ def _place(run: _Pass, operator: Operator, setting: tuple[Setting, ...], unit: i
         value.states, value.name = after, moved
 
 
-def _check_random(operator: Operator) -> None:
-    if operator.kind not in _RANDOM:
-        return
-    position, keyword = _RANDOM[operator.kind]
-    probability = argument(operator, position, keyword, 0.0)
-    trains = position != 1 or argument(operator, 2, "train", True) is not False
-    if probability != 0.0 and trains:
-        raise UnsupportedError(
-            f"{operator.kind} in {operator.module_path or 'the model'} "
-            f"({operator.source or 'unknown line'}) drops with probability {probability}: which "
-            "elements that are has no sharded form in this version; set the dropout to 0"
-        )
-
-
-def _check_even(states: States, spec: TensorSpec, run: _Pass, operator: Operator) -> None:
-    """Axes that cut one dim together leave equal parts (each axis alone does, by its rule)."""
-    cuts = [s.dim for s in states if isinstance(s, Sharded)]
-    for dim in {d for d in cuts if cuts.count(d) > 1}:
-        length = spec.shape[dim]
-        if not isinstance(length, int):
-            continue
-        one = tuple(s if isinstance(s, Sharded) and s.dim == dim else WHOLE for s in states)
-        layout = run.layout(one).forward
-        shape = tuple(length if i == dim else 1 for i in range(len(spec.shape)))
-        parts = {layout.local_shape(shape, run.mesh, r) for r in range(run.mesh.world_size)}
-        if len(parts) > 1 or next(iter(parts))[dim] * _ranks(one, run.mesh) != length:
-            raise UnsupportedError(
-                f"{operator.name} ({operator.source or 'unknown line'}): the axes cut a dim of "
-                f"{length} in unequal parts ({layout}); use a mesh whose axes divide it"
-            )
-
-
-def _ranks(states: States, mesh: Mesh) -> int:
-    """Parts that the sharding axes make together."""
-    parts = 1
-    for axis, state in zip(mesh.axes, states, strict=True):
-        parts *= axis.size if isinstance(state, Sharded) else 1
-    return parts
-
-
 def _real(states: States, run: _Pass, ref: Ref) -> States:
     if run.values[_key(ref)].needs_gradient:
         return states
     return tuple(WHOLE if s is READ else s for s in states)
-
-
-def _factory(operator: Operator) -> Decision:
-    """An operator without tensor operands makes the whole tensor on every rank."""
-    return Decision((), tuple(WHOLE for _ in operator.outputs))
-
-
-def _parts(decisions: Sequence[Decision], setting: tuple[Setting, ...]) -> int:
-    """How many ranks share the work: the axes on which it reads or writes a shard or an addend."""
-    parts = 1
-    for decision, one in zip(decisions, setting, strict=True):
-        states = (*decision.reads, *decision.writes)
-        if any(isinstance(s, Sharded) for s in states):
-            parts *= one.size
-    return parts
 
 
 def _local_operator(

@@ -250,9 +250,7 @@ def _is_partial_select(placement: Placement) -> bool:
 
 def _as_value(entry: Entry) -> Entry:
     axis, placement = entry
-    return axis, replace(placement, partial=False) if isinstance(
-        placement, Select
-    ) else placement
+    return axis, replace(placement, partial=False) if isinstance(placement, Select) else placement
 
 
 def _cut_dim(placement: Placement) -> int:

@@ -85,9 +85,7 @@ class Mesh:
     rank_order: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.axes, tuple) or not all(
-            isinstance(a, MeshAxis) for a in self.axes
-        ):
+        if not isinstance(self.axes, tuple) or not all(isinstance(a, MeshAxis) for a in self.axes):
             raise InvalidValueError(f"mesh axes {self.axes!r} are not a tuple of MeshAxis")
         names = self.axis_names
         if len(set(names)) != len(names):
@@ -198,8 +196,7 @@ class Mesh:
             raise InvalidValueError(f"mesh '{self}' has no stage axis; use stage 0")
         inner = self.without_stage()
         return tuple(
-            self.rank({STAGE: stage, **inner.coordinates(rank)})
-            for rank in range(inner.world_size)
+            self.rank({STAGE: stage, **inner.coordinates(rank)}) for rank in range(inner.world_size)
         )
 
     # --- text -------------------------------------------------------------------------------
@@ -246,9 +243,7 @@ def _strides(mesh: Mesh) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _groups(mesh: Mesh, axis_names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     if len(set(axis_names)) != len(axis_names):
-        raise InvalidValueError(
-            f"group axes {', '.join(axis_names)} repeat a name; name each once"
-        )
+        raise InvalidValueError(f"group axes {', '.join(axis_names)} repeat a name; name each once")
     size = mesh.group_size(axis_names)
     others = [name for name in mesh.axis_names if name not in axis_names]
     order = [mesh.axis_names.index(name) for name in (*others, *axis_names)]

@@ -52,12 +52,28 @@ class CleanUp:
         rewriter = Rewriter(graph)
         with_gradient = gradient_values(graph)
         for operator in graph.operators:
+            operator = _without_empty(operator, rewriter)
             same = _identity_of(operator, rewriter, with_gradient)
             if same is not None:
                 rewriter.forward(Ref(operator.name), same)
             else:
                 rewriter.keep(_canonical(operator, rewriter))
         return rewriter.finish()
+
+
+def _without_empty(operator: Operator, rewriter: Rewriter) -> Operator:
+    """A join without the tensors that have nothing along its dim; of one tensor, that tensor."""
+    if operator.kind != "aten.cat.default" or not isinstance(operator.args[0], tuple):
+        return operator
+    dim = argument(operator, 1, "dim", 0)
+    assert isinstance(dim, int)
+    parts = [part for part in operator.args[0] if isinstance(part, Ref)]
+    kept = tuple(part for part in parts if rewriter.spec(part).shape[dim] != 0)
+    if not kept or len(kept) == len(parts):
+        return operator
+    if len(kept) == 1:
+        return _with(operator, "aten.alias.default", kept)
+    return _with(operator, operator.kind, (kept, dim))
 
 
 def _identity_of(

@@ -79,9 +79,7 @@ class CollectiveStep:
                     f"over {','.join(self.axes)} does not do; change the kind or the layouts"
                 )
         if self.kind in _REDUCTIONS and len({self.source.placement(a) for a in self.axes}) > 1:
-            raise InvalidValueError(
-                f"step '{self}' reduces by several ops; use a step for each"
-            )
+            raise InvalidValueError(f"step '{self}' reduces by several ops; use a step for each")
         for dim in {*self.source.cut_dims, *self.target.cut_dims}:
             sides = self._kept(self.source, dim), self._kept(self.target, dim)
             if sides[0] != sides[1] or None in sides:
@@ -197,9 +195,7 @@ def _kind(name: str) -> StepKind:
         return StepKind(name)
     except ValueError as error:
         known = ", ".join(StepKind)
-        raise InvalidValueError(
-            f"step kind {name!r} is not known; use one of {known}"
-        ) from error
+        raise InvalidValueError(f"step kind {name!r} is not known; use one of {known}") from error
 
 
 def _changes(kind: StepKind, before: Placement, after: Placement) -> bool:
@@ -225,9 +221,7 @@ def _changes(kind: StepKind, before: Placement, after: Placement) -> bool:
 
 
 def _is_value_cut(placement: Placement) -> bool:
-    return isinstance(placement, Shard) or (
-        isinstance(placement, Select) and not placement.partial
-    )
+    return isinstance(placement, Shard) or (isinstance(placement, Select) and not placement.partial)
 
 
 def _dim(placement: Placement) -> int:

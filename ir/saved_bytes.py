@@ -168,8 +168,9 @@ class _Tracker:
             if strides is not None:
                 assert isinstance(source, Ref)
                 self.places[ref] = _Place(self.places[source].storage, strides)
-            elif name == "scaled_dot_product_attention":
-                self._allocate(ref, spec, _heads_last(self._numbers(spec)))
+            elif name == "scaled_dot_product_attention" and self.is_flash(operator):
+                operands = [(self.shape(source), self.places[source].strides)]  # type: ignore[arg-type, index]
+                self._allocate(ref, spec, pointwise(self._numbers(spec), operands))
             elif name in _POINTWISE:
                 operands = [(self.shape(r), self.places[r].strides) for r in operator.refs()]
                 self._allocate(ref, spec, pointwise(self._numbers(spec), operands))
@@ -232,12 +233,24 @@ class _Tracker:
         return is_contiguous(self.shape(ref), self.places[ref].strides)
 
 
-def _heads_last(shape: Shape) -> Shape | None:
-    """Strides of attention's result [B, H, S, D], which lies in memory as [B, S, H, D]."""
-    if len(shape) != 4:
-        return None
-    _, h, s, d = shape
-    return (s * h * d, d, h * d, 1)
+    def is_flash(self, operator: Operator) -> bool:
+        """Whether attention runs the CPU's flash kernel, not products and a softmax.
+
+        Source: `use_flash_attention_cpp` in ATen/native/transformers/sdp_utils_cpp.cpp.
+        """
+        q, k, v = (self.spec(_ref(operator.args[position])).shape for position in range(3))
+        heads = q[1:2] == k[1:2] == v[1:2] or dict(operator.kwargs).get("enable_gqa") is True
+        rows_apart = all(
+            self.places[_ref(operator.args[position])].strides[-1:] == (1,) for position in range(3)
+        )
+        return (
+            len(q) == len(k) == len(v) == 4
+            and q[-1] == k[-1] == v[-1]
+            and heads
+            and rows_apart
+            and argument(operator, 4, "dropout_p", 0.0) == 0.0
+            and not self.needs(argument(operator, 3, "attn_mask"))
+        )
 
 
 def _dim(value: Argument, rank: int) -> int:
@@ -368,9 +381,15 @@ def _rms_norm(tracker: _Tracker, operator: Operator) -> Iterator[Saved]:
 
 @_rule("scaled_dot_product_attention")
 def _attention(tracker: _Tracker, operator: Operator) -> Iterator[Saved]:
-    """The flash kernel: q, k, v, the result, log-sum-exp per row, and the mask as floats."""
+    """The flash kernel saves q, k, v, the result, log-sum-exp per row, and the mask as floats.
+
+    Else scaled copies of q and k, the probabilities, and v as the product reads it.
+    """
     q, k, v = (_ref(operator.args[position]) for position in range(3))
     spec = tracker.spec(q)
+    if not tracker.is_flash(operator):
+        yield from _products_of_attention(tracker, operator)
+        return
     mask = argument(operator, 3, "attn_mask")
     if isinstance(mask, Ref):
         given = tracker.spec(mask)
@@ -379,6 +398,39 @@ def _attention(tracker: _Tracker, operator: Operator) -> Iterator[Saved]:
     wide = "float64" if spec.dtype == "float64" else "float32"
     yield _Extra(TensorSpec(spec.shape[:-1], wide))
     yield Ref(operator.name)
+
+
+def _products_of_attention(tracker: _Tracker, operator: Operator) -> Iterator[Saved]:
+    q, k, v = (tracker.spec(_ref(operator.args[position])) for position in range(3))
+    lead = q.shape[:-2]
+    yield _Extra(q)
+    yield _Extra(TensorSpec((*lead, *k.shape[-2:]), q.dtype))
+    scores = TensorSpec((*lead, q.shape[-2], k.shape[-2]), q.dtype)
+    yield _Extra(scores)
+    if argument(operator, 4, "dropout_p", 0.0) != 0.0:
+        yield from (_Extra(scores), _Extra(scores))
+    if v.shape[:-2] == lead:
+        yield tracker.flattened(_ref(operator.args[2]), len(lead))
+    else:
+        yield _Extra(TensorSpec((*lead, *v.shape[-2:]), v.dtype))
+
+
+@_rule("batch_norm")
+def _batch_norm(tracker: _Tracker, operator: Operator) -> Iterator[Saved]:
+    """The input and, per channel, mean and reciprocal deviation of the batch."""
+    x = _ref(operator.args[0])
+    spec = tracker.spec(x)
+    yield x
+    if operator.args[5] is True:
+        wide = "float64" if spec.dtype == "float64" else "float32"
+        yield from (_Extra(TensorSpec(spec.shape[1:2], wide)) for _ in range(2))
+
+
+@_rule("max_pool1d", "max_pool2d", "max_pool3d")
+def _max_pool(tracker: _Tracker, operator: Operator) -> Iterator[Saved]:
+    """The input, and where each maximum stood."""
+    yield _ref(operator.args[0])
+    yield _Extra(TensorSpec(operator.outputs[0].shape, "int64"))
 
 
 @_rule("cross_entropy_loss")

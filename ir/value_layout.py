@@ -64,18 +64,14 @@ class ValueLayout:
         return ValueLayout(self.forward.at(sizes), self.gradient.at(sizes))
 
     def __str__(self) -> str:
-        return (
-            f"{self.forward}" if self.gradient_follows else f"{self.forward} | {self.gradient}"
-        )
+        return f"{self.forward}" if self.gradient_follows else f"{self.forward} | {self.gradient}"
 
     @classmethod
     def parse(cls, text: str) -> "ValueLayout":
         """Inverse of `str`; raises ParseError."""
         parts = text.split("|")
         if len(parts) > 2:
-            raise ParseError(
-                f"value layout {text!r} has {len(parts)} parts; expected fwd | grad"
-            )
+            raise ParseError(f"value layout {text!r} has {len(parts)} parts; expected fwd | grad")
         forward = Layout.parse(parts[0])
         try:
             return cls(forward, Layout.parse(parts[1]) if parts[1:] else following(forward))
@@ -100,9 +96,7 @@ def _legal(forward: Placement, gradient: Placement) -> bool:
     if isinstance(forward, Replicate):
         return isinstance(gradient, Replicate) or gradient == Partial("sum")
     if isinstance(forward, Select) and isinstance(gradient, Select):
-        return _plain(forward) == _plain(gradient) and not (
-            forward.partial and gradient.partial
-        )
+        return _plain(forward) == _plain(gradient) and not (forward.partial and gradient.partial)
     return forward == gradient
 
 

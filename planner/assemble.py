@@ -66,7 +66,7 @@ def assemble(
         mesh=mesh,
         groups=_groups(mesh),
         stages=(Stage(0, units),),
-        parameters=found.table.choices,
+        parameters=found.table.choices(),
         strategies=tuple(strategies.items()),
         buckets=tuple(buckets),
         step_s=found.step_s,

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from shardwise.ir.localise import batch_degree, localise
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.operator import Ref
+from shardwise.ir.parameter_choice import ParameterChoice
 from shardwise.ir.program import Call, LocalProgram, Move, UnitProgram, Use, made_by
-from shardwise.ir.rest import rests
+from shardwise.ir.rest import Rest
 from shardwise.ir.strategy import Recompute
 from shardwise.ir.trace import TracedModel
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner import menu
+from shardwise.planner.kinds import Kinds, parameter_kinds
 from shardwise.planner.memory_model import (
     UnitMemory,
     gathered_bytes,
@@ -25,9 +27,9 @@ from shardwise.planner.memory_model import (
     slot_bytes,
     unit_memory,
 )
-from shardwise.planner.scheme import Scheme, choices
+from shardwise.planner.scheme import Scheme, choices, scheme_rest, tensor_dims
 from shardwise.planner.time_model import Pricer
-from shardwise.planner.traffic import AtRest, Traffic, at_rest
+from shardwise.planner.traffic import Traffic, at_rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,25 @@ class MeshPrograms:
     groups: Mapping[str, tuple[tuple[int, int], ...]]
     """Per implementation, (index of a unit, how many units are like it); recomputable ones
     apart."""
+    dims: Mapping[str, int]
+    """The dim on which tensor parallelism cuts each parameter."""
+    kinds: Kinds
 
     @classmethod
-    def of(cls, traced: TracedModel, mesh: Mesh) -> "MeshPrograms":
+    def of(cls, traced: TracedModel, mesh: Mesh, training: TrainingSpec) -> "MeshPrograms":
         """Localise the model once per implementation."""
         programs = {}
         for name in menu.implementations(mesh):
             one = menu.strategy(name, mesh, Recompute.NONE)
             programs[name] = localise(traced.graph, traced.units, mesh, [one] * len(traced.units))
         groups = {name: _groups(program, traced) for name, program in programs.items()}
-        return cls(traced, mesh, programs, groups)
+        dims = tensor_dims(programs["tensor_sequence"]) if "tensor_sequence" in programs else {}
+        uses = {
+            name: [step for step in program.steps() if isinstance(step, Use)]
+            for name, program in programs.items()
+        }
+        kinds = parameter_kinds(traced.graph, uses, dims, training)
+        return cls(traced, mesh, programs, groups, dims, kinds)
 
     def is_layer(self, index: int) -> bool:
         """Whether the unit is a layer, which recomputation may repeat."""
@@ -133,6 +144,19 @@ class ActivationTable:
         self.programs, self.pricer, self.training = programs, pricer, training
         self._times: dict[tuple[str, bool, int, int], float] = {}
         self._memory: dict[tuple[str, int, int], dict[int, UnitMemory]] = {}
+        self._slots: dict[tuple[str, bool, int, int, tuple[int, ...]], int] = {}
+        self._rests: dict[str, tuple[Rest, ...]] = {}
+
+    def rests(self, scheme: Scheme) -> tuple[Rest, ...]:
+        """Where one parameter of every kind rests under a scheme."""
+        if scheme.name not in self._rests:
+            programs = self.programs
+            self._rests[scheme.name] = tuple(
+                scheme_rest(parameter, programs.mesh, scheme, programs.dims)
+                for parameter in programs.traced.graph.parameters
+                if parameter.name in programs.kinds.counts
+            )
+        return self._rests[scheme.name]
 
     def time_s(self, option: Option, length: int) -> float:
         """Seconds of calls and moves of a full slot padded to `length`."""
@@ -167,6 +191,21 @@ class ActivationTable:
         return self._memory[key]
 
 
+    def slot_bytes(self, option: Option, length: int, gathered: tuple[int, ...]) -> int:
+        """Bytes that a full slot adds to what rests; `gathered` for each kind of unit."""
+        again = option.recompute is Recompute.LAYER
+        key = (option.implementation, again, option.documents_per_slot, length, gathered)
+        if key not in self._slots:
+            programs = self.programs
+            units = self.memory(option, length)
+            groups = programs.groups[option.implementation]
+            self._slots[key] = slot_bytes(
+                (units[index], copies, count, again and programs.is_layer(index))
+                for (index, count), copies in zip(groups, gathered, strict=True)
+            )
+        return self._slots[key]
+
+
 class SchemeTable:
     """Prices of full slots under one parameter scheme and one set of implementations."""
 
@@ -175,38 +214,40 @@ class SchemeTable:
         activations: ActivationTable,
         scheme: Scheme,
         implementations: Sequence[str],
-        dims: Mapping[str, int],
         reserve_bytes: int,
     ) -> None:
         programs, pricer = activations.programs, activations.pricer
         self.activations, self.scheme = activations, scheme
         self.implementations = tuple(implementations)
-        self.choices = choices(programs.traced.graph, programs.mesh, scheme, dims)
-        chosen = [programs.programs[name] for name in implementations]
-        self.parameters: dict[str, AtRest] = at_rest(
-            rests(programs.traced.graph, self.choices), chosen, programs.mesh
+        kinds = programs.kinds
+        found = at_rest(
+            activations.rests(scheme),
+            (use for name in implementations for use in kinds.uses[name]),
+            programs.mesh,
         )
+        self.parameters = {name: found[first] for name, first in kinds.first.items()}
         self.traffics = {
-            name: Traffic(programs.programs[name], self.parameters, activations.training)
+            name: Traffic(
+                programs.programs[name], self.parameters, activations.training, kinds.counts
+            )
             for name in implementations
         }
         self.rest = rest_memory(list(self.traffics.values()))
         self.reserve_bytes = reserve_bytes
         self.fixed_s = pricer.step_fixed_s(list(self.traffics.values()))
         self._weights: dict[tuple[str, bool], float] = {}
-        self._gathered: dict[str, dict[int, int]] = {}
+        self._gathered: dict[str, tuple[int, ...]] = {}
+
+    def choices(self) -> tuple[ParameterChoice, ...]:
+        """The choice of every parameter, as a plan states it."""
+        programs = self.activations.programs
+        return choices(programs.traced.graph, programs.mesh, self.scheme, programs.dims)
 
     def price(self, option: Option, length: int) -> SlotPrice:
         """Time and peak of a full slot padded to `length`."""
         time_s = self.activations.time_s(option, length) + self._weights_s(option)
-        units = self.activations.memory(option, length)
-        programs = self.activations.programs
-        again_possible = option.recompute is Recompute.LAYER
         gathered = self._gathered_bytes(option.implementation)
-        slot = slot_bytes(
-            (units[index], gathered[index], count, again_possible and programs.is_layer(index))
-            for index, count in programs.groups[option.implementation]
-        )
+        slot = self.activations.slot_bytes(option, length, gathered)
         peak = max(self.rest.in_slot + slot, self.rest.at_step_end) + self.reserve_bytes
         return SlotPrice(time_s, peak)
 
@@ -227,13 +268,13 @@ class SchemeTable:
             )
         return self._weights[key]
 
-    def _gathered_bytes(self, implementation: str) -> dict[int, int]:
+    def _gathered_bytes(self, implementation: str) -> tuple[int, ...]:
         if implementation not in self._gathered:
             traffic = self.traffics[implementation]
-            self._gathered[implementation] = {
-                index: gathered_bytes(traffic.program.units[index], traffic)
+            self._gathered[implementation] = tuple(
+                gathered_bytes(traffic.program.units[index], traffic)
                 for index, _ in self.activations.programs.groups[implementation]
-            }
+            )
         return self._gathered[implementation]
 
 

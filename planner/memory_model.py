@@ -127,21 +127,21 @@ def rest_memory(traffics: Sequence[Traffic]) -> RestMemory:
     training, mesh = first.training, first.mesh
     masters = states = accumulators = gradients = copies = 0
     dtypes = sorted({copy for traffic in traffics for copy in traffic.copies()})
-    for one in first.parameters.values():
-        local = prod(one.rest.master.local_shape(one.rest.shape, mesh, 0))
+    for one, count in first.entries():
+        local = count * prod(one.rest.master.local_shape(one.rest.shape, mesh, 0))
         size = local * DTYPE_BYTES[training.master_dtype]
         masters += size
         if training.trains(one.rest.name):
             states += size * training.optimizer_kind.state_tensors
             gradients += size
-            stored = prod(one.stored.local_shape(one.rest.shape, mesh, 0))
+            stored = count * prod(one.stored.local_shape(one.rest.shape, mesh, 0))
             accumulators += stored * DTYPE_BYTES[training.accumulate_dtype]
     for name, dtype in dtypes:
         one = first.parameters[name]
         same = one.copy.normalised(mesh) == one.rest.master.normalised(mesh)
         if not (same and dtype == training.master_dtype):
             local = prod(one.copy.local_shape(one.rest.shape, mesh, 0))
-            copies += local * DTYPE_BYTES[dtype]
+            copies += first.counts.get(name, 1) * local * DTYPE_BYTES[dtype]
     return RestMemory(masters, states, accumulators, gradients, copies)
 
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from shardwise.ir.graph import OperatorGraph
+from shardwise.ir.graph import OperatorGraph, Parameter
 from shardwise.ir.layout import Layout, Placement, Shard
 from shardwise.ir.mesh import DATA, Mesh
 from shardwise.ir.parameter_choice import Lifetime, ParameterChoice
 from shardwise.ir.program import LocalProgram, Use
+from shardwise.ir.rest import WHOLE, Rest
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -62,10 +63,9 @@ def choices(
     """The choice of every parameter, names of equal layers written as one pattern."""
     by_layouts: dict[tuple[Layout, Layout, Lifetime], list[str]] = {}
     for parameter in graph.parameters:
-        shape = tuple(int(length) for length in parameter.spec.shape)
-        master, accumulator = _layouts(shape, mesh, scheme, dims.get(parameter.name, 0))
-        lifetime = scheme.lifetime if master.entries else Lifetime.STEP
-        by_layouts.setdefault((master, accumulator, lifetime), []).append(parameter.name)
+        rest = scheme_rest(parameter, mesh, scheme, dims)
+        key = (rest.master, rest.accumulator, rest.lifetime)
+        by_layouts.setdefault(key, []).append(parameter.name)
     return tuple(
         ParameterChoice(pattern, master, accumulator, lifetime)
         for (master, accumulator, lifetime), names in by_layouts.items()
@@ -73,10 +73,12 @@ def choices(
     )
 
 
-def _layouts(shape: tuple[int, ...], mesh: Mesh, scheme: Scheme, dim: int) -> tuple[Layout, Layout]:
-    """(master, accumulator) of one parameter."""
+def scheme_rest(parameter: Parameter, mesh: Mesh, scheme: Scheme, dims: Mapping[str, int]) -> Rest:
+    """Where one parameter rests under a scheme; dim 0 is cut where `dims` names none."""
+    shape = tuple(int(length) for length in parameter.spec.shape)
     if len(shape) < 2:
-        return Layout(()), Layout(())
+        return Rest(parameter.name, shape, WHOLE, WHOLE, Lifetime.STEP)
+    dim = dims.get(parameter.name, 0)
     entries: list[tuple[str, Placement]] = []
     left = shape[dim]
     for axis in mesh.axes:
@@ -88,7 +90,13 @@ def _layouts(shape: tuple[int, ...], mesh: Mesh, scheme: Scheme, dim: int) -> tu
     cut_model = scheme.model_axes or scheme.master
     master = (model if cut_model else []) + (data if scheme.master else [])
     accumulator = (model if scheme.model_axes else []) + (data if scheme.accumulator else [])
-    return Layout(tuple(master)), Layout(tuple(accumulator))
+    return Rest(
+        parameter.name,
+        shape,
+        Layout(tuple(master)),
+        Layout(tuple(accumulator)),
+        scheme.lifetime if master else Lifetime.STEP,
+    )
 
 
 def patterns(names: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ from shardwise.planner.candidates import (
     options,
 )
 from shardwise.planner.edges import Band, best_partition, candidate_edges, edge_multiple
-from shardwise.planner.scheme import SCHEMES, Scheme, tensor_dims
+from shardwise.planner.scheme import SCHEMES, Scheme
 from shardwise.planner.time_model import Pricer
 from shardwise.solvers.slot_counts import SlotCounts, sample_batches
 
@@ -121,16 +121,14 @@ class Search:
         for mesh in menu.meshes(request.cluster):
             if any(edge % menu.model_size(mesh) for edge in self.edges):
                 continue
-            programs = MeshPrograms.of(request.traced, mesh)
-            sequence = programs.programs.get("tensor_sequence")
-            dims = tensor_dims(sequence) if sequence is not None else {}
+            programs = MeshPrograms.of(request.traced, mesh, request.training)
             activations = ActivationTable(programs, pricer, request.training)
             for scheme in SCHEMES:
                 only_model = scheme.model_axes and not scheme.master
                 if only_model and menu.model_size(mesh) == 1:
                     continue
                 for names in menu.subsets(menu.implementations(mesh)):
-                    yield SchemeTable(activations, scheme, names, dims, reserve)
+                    yield SchemeTable(activations, scheme, names, reserve)
 
     def best(self, tables: Sequence[int] | None = None) -> Found | Shortfall:
         """The least expected step among some tables (all by default)."""
@@ -161,7 +159,7 @@ class Search:
             fitting = self.fitting(table, length)
             if not fitting:
                 return _shortfall(table, length)
-            feasible.append(fitting)
+            feasible.append(_fastest(fitting))
 
         def best(low: int, high: int) -> Band | None:
             bands = (
@@ -177,6 +175,16 @@ class Search:
 
 
 Priced = tuple[Option, SlotPrice]
+
+
+def _fastest(fitting: Sequence[Priced]) -> list[Priced]:
+    """The fastest option for each number of documents in a slot: the others are dominated."""
+    best: dict[int, Priced] = {}
+    for option, price in fitting:
+        known = best.get(option.documents_per_slot)
+        if known is None or price.time_s < known[1].time_s:
+            best[option.documents_per_slot] = (option, price)
+    return list(best.values())
 
 
 def _fitting(table: SchemeTable, length: int, limit: int, counts: SlotCounts) -> Iterator[Priced]:

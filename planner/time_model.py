@@ -21,7 +21,7 @@ from typing import Final
 from shardwise.ir.cluster import Cluster
 from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.hardware import HardwareProfile
-from shardwise.ir.program import Call, Step, UnitProgram, Use
+from shardwise.ir.program import Call, UnitProgram, Use
 from shardwise.ir.software import SoftwareProfile
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.sizes import number
@@ -46,6 +46,18 @@ def _memory_key(call: Call) -> str:
     return f"memory.{name}"
 
 
+Grouped = tuple[tuple[Call, int, int], ...]
+
+
+def _price_key(call: Call) -> tuple[object, ...]:
+    """All that the price of a call reads, but the sizes."""
+    operator = call.operator
+    return (
+        operator.kind, operator.flops, operator.moved_bytes, operator.outputs[0].dtype,
+        call.parts, call.needs_gradient,
+    )  # fmt: skip
+
+
 @dataclass
 class Pricer:
     """Prices calls and messages of programs on one mesh."""
@@ -55,6 +67,8 @@ class Pricer:
     software: SoftwareProfile
     training: TrainingSpec
     _calls: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+    _units: dict[int, tuple[UnitProgram, "Grouped"]] = field(default_factory=dict)
+    """By identity; the unit is kept, so that its identity stays its own."""
 
     def messages_s(self, messages: Messages, traffic: Traffic) -> float:
         """Seconds of messages, one after the other."""
@@ -67,22 +81,33 @@ class Pricer:
         group = traffic.mesh.groups(axes)[0]
         return self.hardware.collective_s(kind, self.cluster.span_of(group), size)
 
-    def calls_s(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> tuple[float, float]:
-        """(forward, backward) seconds of the calls among some steps."""
-        forward = backward = 0.0
-        for step in steps:
-            if isinstance(step, Call):
-                one = self._call_s(step, sizes)
-                forward += one[0]
-                backward += one[1]
-        return forward, backward
+    def calls_s(self, unit: UnitProgram, sizes: Mapping[str, int]) -> tuple[float, float, float]:
+        """Seconds of a unit's calls: forward, backward, and forward once more if recomputed."""
+        forward = backward = again = 0.0
+        for call, count, count_again in self._grouped(unit):
+            one = self._call_s(call, sizes)
+            forward += count * one[0]
+            backward += count * one[1]
+            again += count_again * one[0]
+        return forward, backward, again
+
+    def _grouped(self, unit: UnitProgram) -> "Grouped":
+        """A unit's calls of equal price once: (call, how many, how many recomputation repeats)."""
+        known = self._units.get(id(unit))
+        if known is None:
+            groups: dict[tuple[object, ...], tuple[Call, int, int]] = {}
+            again = {id(step) for step in recomputed(unit)}
+            for step in unit.steps:
+                if isinstance(step, Call):
+                    key = _price_key(step)
+                    _, count, repeated = groups.get(key, (step, 0, 0))
+                    groups[key] = (step, count + 1, repeated + (id(step) in again))
+            known = self._units[id(unit)] = (unit, tuple(groups.values()))
+        return known[1]
 
     def _call_s(self, call: Call, sizes: Mapping[str, int]) -> tuple[float, float]:
         operator = call.operator
-        key = (
-            operator.kind, operator.flops, operator.moved_bytes, operator.outputs[0].dtype,
-            call.parts, call.needs_gradient, tuple(sorted(sizes.items())),
-        )  # fmt: skip
+        key = (_price_key(call), tuple(sizes.items()))
         if key not in self._calls:
             flops = number(operator.flops, sizes) / call.parts
             moved = number(operator.moved_bytes, sizes) / call.parts
@@ -112,9 +137,8 @@ class Pricer:
         self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int], *, recompute: bool
     ) -> float:
         """Seconds of a unit's calls and of the messages of its values, forward and backward."""
-        total = sum(self.calls_s(unit.steps, sizes))
-        if recompute:
-            total += self.calls_s(recomputed(unit), sizes)[0]
+        forward, backward, again = self.calls_s(unit, sizes)
+        total = forward + backward + (again if recompute else 0.0)
         messages = traffic.activations(unit, sizes, recompute=recompute)
         return total + self.messages_s(messages, traffic)
 
@@ -139,10 +163,10 @@ class Pricer:
         states = self.training.optimizer_kind.state_tensors
         size = DTYPE_BYTES[self.training.master_dtype]
         seconds = communication
-        for one in first.parameters.values():
+        for one, count in first.entries():
             if self.training.trains(one.rest.name):
                 elements = prod(one.rest.master.local_shape(one.rest.shape, first.mesh, 0))
                 moved = OPTIMIZER_PASSES * size * elements * (1 + states)
                 floor = self.software.launch_floor_s.value * OPTIMIZER_PASSES * (1 + states)
-                seconds += max(self.hardware.memory_s(moved), floor)
+                seconds += count * max(self.hardware.memory_s(moved), floor)
         return seconds

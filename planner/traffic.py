@@ -7,21 +7,22 @@ wait for its end.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from shardwise.ir.autograd_saves import saved_operands, saves_anything
 from shardwise.ir.dtype import DTYPE_BYTES
-from shardwise.ir.layout import Layout
+from shardwise.ir.layout import Layout, Shard
 from shardwise.ir.lowering import lower
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.parameter_choice import Lifetime
 from shardwise.ir.program import Call, LocalProgram, Move, Step, UnitProgram, Use
-from shardwise.ir.redistribution import step_bytes
+from shardwise.ir.redistribution import CollectiveStep, step_bytes
 from shardwise.ir.rest import Rest, copy_layout, stored_layout, uses_by_parameter
 from shardwise.ir.tensor import TensorSpec
 from shardwise.ir.training import TrainingSpec
+from shardwise.planner.sizes import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +50,14 @@ class AtRest:
     copy: Layout
 
 
-def at_rest(
-    rests: Sequence[Rest], programs: Sequence[LocalProgram], mesh: Mesh
-) -> dict[str, AtRest]:
-    """Every parameter by name, its derived layouts taken over all buckets' programs."""
-    uses = uses_by_parameter(
-        step for program in programs for step in program.steps() if isinstance(step, Use)
-    )
+def at_rest(rests: Sequence[Rest], uses: Iterable[Use], mesh: Mesh) -> dict[str, AtRest]:
+    """Parameters by name, the derived layouts taken over all buckets' uses."""
+    of = uses_by_parameter(uses)
     return {
         rest.name: AtRest(
             rest,
-            stored_layout(rest, uses.get(rest.name, ()), mesh),
-            copy_layout(uses.get(rest.name, ())),
+            stored_layout(rest, of.get(rest.name, ()), mesh),
+            copy_layout(of.get(rest.name, ())),
         )
         for rest in rests
     }
@@ -73,6 +70,8 @@ class Traffic:
     program: LocalProgram
     parameters: Mapping[str, AtRest]
     training: TrainingSpec
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Where some parameters are alike: the name of one of each kind -> how many there are."""
 
     @property
     def mesh(self) -> Mesh:
@@ -129,27 +128,35 @@ class Traffic:
         total: Messages = Counter()
         for name, dtype in sorted(self.copies()):
             one = self.parameters[name]
-            total += Counter(
-                self._route(one.rest.master, one.copy, TensorSpec(one.rest.shape, dtype))
-            )
+            spec = TensorSpec(one.rest.shape, dtype)
+            for message in self._route(one.rest.master, one.copy, spec):
+                total[message] += self.counts.get(name, 1)
         return total
 
+    def entries(self) -> Iterator[tuple[AtRest, int]]:
+        """One parameter of each kind, and how many there are."""
+        for name, one in self.parameters.items():
+            if not self.counts or name in self.counts:
+                yield one, self.counts.get(name, 1)
+
     def copies(self) -> set[tuple[str, str]]:
-        """(parameter, dtype) of the copies that live for a step or a micro-batch."""
+        """(parameter, dtype) of the copies that live for a step or a micro-batch; one of a kind."""
         return {
             (step.parameter, step.spec.dtype)
             for step in self.program.steps()
             if isinstance(step, Use)
+            and (not self.counts or step.parameter in self.counts)
             and self.parameters[step.parameter].rest.lifetime is not Lifetime.USE
         }
 
     def step_end(self) -> Messages:
         """Reductions that wait for the end of the step, accumulator to master."""
         total: Messages = Counter()
-        for one in self.parameters.values():
+        for one, count in self.entries():
             if self.training.trains(one.rest.name):
                 spec = TensorSpec(one.rest.shape, self.training.accumulate_dtype)
-                total += Counter(self._route(one.stored, one.rest.master, spec))
+                for message in self._route(one.stored, one.rest.master, spec):
+                    total[message] += count
         return total
 
     def _opened_again(self, unit: UnitProgram) -> Iterator[Use]:
@@ -167,10 +174,14 @@ class Traffic:
     def _value(
         self, move: Move, sizes: Mapping[str, int], source: Layout, target: Layout
     ) -> Iterator[Message]:
-        yield from self._route(source.at(sizes), target.at(sizes), move.spec.at(sizes))
+        if _is_symbolic(source) or _is_symbolic(target):
+            source, target = source.at(sizes), target.at(sizes)
+        shape = tuple(int(number(length, sizes)) for length in move.spec.shape)
+        yield from _messages(source, target, shape, DTYPE_BYTES[move.spec.dtype], self.mesh)
 
     def _route(self, source: Layout, target: Layout, spec: TensorSpec) -> tuple[Message, ...]:
-        return _messages(source, target, spec, self.mesh)
+        shape = tuple(int(length) for length in spec.shape)
+        return _messages(source, target, shape, DTYPE_BYTES[spec.dtype], self.mesh)
 
     def _class_parallel_loss(self, call: Call, sizes: Mapping[str, int]) -> Iterator[Message]:
         """The largest logit of each row, then the sum of exponentials and the target's logit."""
@@ -185,13 +196,28 @@ class Traffic:
 
 
 @lru_cache(maxsize=1 << 17)
-def _messages(source: Layout, target: Layout, spec: TensorSpec, mesh: Mesh) -> tuple[Message, ...]:
+def _messages(
+    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh
+) -> tuple[Message, ...]:
     """Messages of one redistribution of a tensor of concrete shape."""
-    shape = tuple(int(length) for length in spec.shape)
     return tuple(
-        Message(str(step.kind), step.axes, step_bytes(step, shape, DTYPE_BYTES[spec.dtype], mesh))
-        for step in lower(source, target, mesh)
-        if not step.is_local
+        Message(str(step.kind), step.axes, step_bytes(step, shape, itemsize, mesh))
+        for step in _steps(source, target, mesh)
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _steps(source: Layout, target: Layout, mesh: Mesh) -> tuple[CollectiveStep, ...]:
+    """The steps of a redistribution that send something."""
+    return tuple(step for step in lower(source, target, mesh) if not step.is_local)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_symbolic(layout: Layout) -> bool:
+    """Whether a cut depends on the sizes."""
+    return any(
+        isinstance(placement, Shard) and not isinstance(placement.outer, int)
+        for _, placement in layout.entries
     )
 
 

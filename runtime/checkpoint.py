@@ -116,10 +116,10 @@ def _state(program: Program, optimizer: torch.optim.Optimizer) -> State:
     for name, master in masters.items():
         if not master.requires_grad:
             continue
-        if not optimizer.state.get(master):
-            optimizer.state[master] = _fresh_state(optimizer, master)
-        if optimizer.state[master]:
-            state[_OPTIMIZER][name] = dict(optimizer.state[master])
+        tensors = optimizer.state.get(master) or _fresh_state(optimizer, master)
+        if tensors:
+            optimizer.state[master] = tensors
+            state[_OPTIMIZER][name] = dict(tensors)
     return state
 
 

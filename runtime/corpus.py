@@ -5,7 +5,7 @@ import importlib
 import json
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,23 +119,64 @@ def stdlib_files() -> list[Path]:
 
 
 def _from_file(path: Path, encode: Encode, field: str) -> Iterator[Tokens]:
-    if path.suffix == ".npy":
-        array = np.load(path, allow_pickle=True)
-        rows: Iterable[Any] = array if array.dtype == object or array.ndim == 2 else [array]
-        for row in rows:
-            yield np.asarray(row, dtype=np.int64)
-    elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield encode(json.loads(line)[field])
-                except (json.JSONDecodeError, KeyError, TypeError) as error:
-                    raise FileFormatError(
-                        f"{path}: line {number} is no JSON object with the text under {field!r}; "
-                        "repair it, or set data.field"
-                    ) from error
-    else:
-        yield encode(path.read_text(encoding="utf-8", errors="replace"))
+    try:
+        if path.suffix == ".npy":
+            yield from _from_array(path)
+        elif path.suffix == ".jsonl":
+            yield from _from_lines(path, encode, field)
+        else:
+            yield encode(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read ({error.strerror}); mend that") from error
+
+
+def _from_array(path: Path) -> Iterator[Tokens]:
+    """One document of a 1-D array, one per row of a 2-D one. Pickled arrays are not opened."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise FileFormatError(
+            f"{path}: no .npy file of numbers; save token ids with numpy.save, ragged documents in "
+            "a file each"
+        ) from error
+    if array.ndim not in (1, 2):
+        raise FileFormatError(
+            f"{path}: an array of {array.ndim} dims; give 1 (a document) or 2 (documents by row)"
+        )
+    for row in [array] if array.ndim == 1 else array:
+        yield _ids(row, str(path))
+
+
+def _from_lines(path: Path, encode: Encode, field: str) -> Iterator[Tokens]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)[field]
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                raise FileFormatError(_no_text(path, number, field)) from error
+            if not isinstance(text, str):
+                raise FileFormatError(_no_text(path, number, field))
+            yield encode(text)
+
+
+def _no_text(path: Path, number: int, field: str) -> str:
+    return (
+        f"{path}: line {number} is no JSON object with a text under {field!r}; repair it, or set "
+        "data.field"
+    )
+
+
+def _ids(values: Any, source: str) -> Tokens:
+    """Token ids as int64; FileFormatError for numbers that are no integers."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise FileFormatError(
+            f"{source}: a document of {array.dtype} with {array.ndim} dims; give a sequence of "
+            "integers"
+        )
+    return array.astype(np.int64)
 
 
 def _from_function(source: str, encode: Encode) -> Iterator[Tokens]:
@@ -151,4 +192,4 @@ def _from_function(source: str, encode: Encode) -> Iterator[Tokens]:
     finally:
         sys.path.pop(0)
     for item in function():
-        yield encode(item) if isinstance(item, str) else np.asarray(item, dtype=np.int64)
+        yield encode(item) if isinstance(item, str) else _ids(item, source)

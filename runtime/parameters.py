@@ -69,7 +69,7 @@ class ParameterStore:
         for rest in rests:
             value = full(rest.name).detach().to(router.device, master_dtype)
             local = router.run(value, WHOLE, rest.master, rest.shape).contiguous()
-            local = local.clone() if local.data_ptr() == value.data_ptr() else local
+            local = local.clone() if _shares_memory(local, value) else local
             mine = by_name.get(rest.name, ())
             self.states[rest.name] = _State(
                 rest, local, stored_layout(rest, mine, router.mesh), copy_layout(mine)
@@ -133,7 +133,7 @@ class ParameterStore:
             gradient.to(self.reduce_dtype), use.layout.gradient, state.stored, state.rest.shape
         ).to(self.accumulate_dtype)
         if state.sum is None:
-            state.sum = part.clone() if part.data_ptr() == gradient.data_ptr() else part
+            state.sum = part.clone() if _shares_memory(part, gradient) else part
         else:
             state.sum += part
 
@@ -169,6 +169,11 @@ class ParameterStore:
         """The whole master of a parameter, on every rank: a collective of all ranks."""
         state = self.states[name]
         return self.router.run(state.local, state.rest.master, WHOLE, state.rest.shape)
+
+
+def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors lie in one storage: a slice does, wherever it begins."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 class _Used(torch.autograd.Function):

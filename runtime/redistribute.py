@@ -16,7 +16,7 @@ from shardwise.ir.lowering import lower
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.placement import positions
 from shardwise.ir.program import Move
-from shardwise.ir.redistribution import CollectiveStep, StepKind
+from shardwise.ir.redistribution import CollectiveStep, StepKind, step_bytes
 from shardwise.ir.tensor import TensorSpec
 from shardwise.runtime.communicator import Communicator
 
@@ -69,25 +69,44 @@ class Router:
         return x
 
     def _mask(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
-        """R -> P keeps the value at the first place; S -> P puts the part among zeros."""
+        """Values become addends: R -> P keeps the value at the first place, S -> P puts the part
+        among zeros, a Select keeps an index where the first of its holders has it. Of a maximum or
+        minimum every copy is an addend as it is."""
+        if step.target.op != "sum":
+            return x
         layout = step.source
         for axis in reversed(step.axes):
-            before = layout.placement(axis)
+            before, after = layout.placement(axis), step.target.placement(axis)
             if isinstance(before, Replicate):
                 x = x if self._places[axis] == 0 else torch.zeros_like(x)
                 continue
-            layout = layout.without((axis,))
-            whole = x.new_zeros(layout.local_shape(shape, self.mesh, self.rank))
-            cut, ranks = _cut(step.source, axis), self.mesh.axis(axis).size
-            _place(whole, x, cut, ranks, self._places[axis])
-            x = whole
+            if isinstance(before, Select) and not before.partial:
+                x = self._first_holders(x, before, axis)
+            if not isinstance(after, Select):
+                layout = layout.without((axis,))
+                whole = x.new_zeros(layout.local_shape(shape, self.mesh, self.rank))
+                _place(
+                    whole, x, _cut(step.source, axis), self.mesh.axis(axis).size, self.place(axis)
+                )
+                x = whole
+        return x
+
+    def _first_holders(self, x: torch.Tensor, cut: Select, axis: str) -> torch.Tensor:
+        """Zero where a place before this one selects the same index."""
+        place = self._places[axis]
+        start, stop = cut.intervals[place]
+        x = x.clone()
+        for first, last in cut.intervals[:place]:
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                x.narrow(cut.dim, low - start, high - low).zero_()
         return x
 
     def _all_reduce(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
         return self.communicator.all_reduce(x.contiguous(), self._members(step.axes), op=step.op)
 
     def _all_gather(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
-        cuts = [(_cut(step.source, axis), self.mesh.axis(axis).size) for axis in step.axes]
+        cuts = self._cuts(step.source, step.axes)
         full = step.target.local_shape(shape, self.mesh, self.rank)
         shapes = _piece_shapes(full, cuts)
         packed = _pack([x], max(_count(s) for s in shapes))[0]
@@ -96,34 +115,27 @@ class Router:
         return _join(pieces, full, cuts)
 
     def _reduce_scatter(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
-        cuts = [(_cut(step.target, axis), self.mesh.axis(axis).size) for axis in step.axes]
+        cuts = self._cuts(step.target, step.axes)
         pieces = _split(x, cuts)
         packed = _pack(pieces, max(piece.numel() for piece in pieces))
         mine = self.communicator.reduce_scatter(packed, self.group(step.axes), op=step.op)
         return _unpack(mine, step.target.local_shape(shape, self.mesh, self.rank))
 
     def _all_to_all(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
-        (axis,) = step.axes
-        ranks = self.mesh.axis(axis).size
-        leaving, entering = _cut(step.source, axis), _cut(step.target, axis)
-        full = step.source.without((axis,)).local_shape(shape, self.mesh, self.rank)
-        sent = _split(x, [(entering, ranks)])
-        received = [
-            _piece_shape(
-                _piece_shape(full, leaving, ranks, other), entering, ranks, self.place(axis)
-            )
-            for other in range(ranks)
-        ]
-        largest = max(
-            _count(_piece_shape(_piece_shape(full, leaving, ranks, a), entering, ranks, b))
-            for a in range(ranks)
-            for b in range(ranks)
-        )
-        packed = self.communicator.all_to_all(_pack(sent, largest), self.group((axis,)))
+        leaving = self._cuts(step.source, step.axes)
+        entering = self._cuts(step.target, step.axes)
+        group = self.group(step.axes)
+        mine = group.index(self.rank)
+        full = step.source.without(step.axes).local_shape(shape, self.mesh, self.rank)
+        sources = _piece_shapes(full, leaving)
+        received = [_piece_shapes(source, entering)[mine] for source in sources]
+        block = step_bytes(step, shape, 1, self.mesh) // len(group)
+        packed = self.communicator.all_to_all(_pack(_split(x, entering), block), group)
         pieces = [_unpack(row, s) for row, s in zip(packed, received, strict=True)]
-        return _join(
-            pieces, step.target.local_shape(shape, self.mesh, self.rank), [(leaving, ranks)]
-        )
+        return _join(pieces, step.target.local_shape(shape, self.mesh, self.rank), leaving)
+
+    def _cuts(self, layout: Layout, axes: tuple[str, ...]) -> list[tuple["_Cut", int]]:
+        return [(_cut(layout, axis), self.mesh.axis(axis).size) for axis in axes]
 
 
 _STEPS: Mapping[StepKind, Callable[[Router, torch.Tensor, CollectiveStep, Shape], torch.Tensor]] = {

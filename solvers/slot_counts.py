@@ -7,7 +7,7 @@ the same samples serve all options, so differences between options are not noise
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ class SlotCounts:
     """Ascending, the first 0, the last at least the longest document."""
     below: npt.NDArray[np.int64]
     """[batches, edges]: documents of each batch that are at most as long as each edge."""
+    _means: dict[tuple[int, int, int], float] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @classmethod
     def of(cls, batches: Sequence[npt.NDArray[np.int64]], edges: Sequence[int]) -> "SlotCounts":
@@ -56,8 +59,11 @@ class SlotCounts:
 
     def mean_slots(self, low: int, high: int, documents_per_slot: int) -> float:
         """E[ceil(N / k)] for the documents in (edges[low], edges[high]]."""
-        documents = self.below[:, high] - self.below[:, low]
-        return float(np.ceil(documents / documents_per_slot).mean())
+        key = (low, high, documents_per_slot)
+        if key not in self._means:
+            documents = self.below[:, high] - self.below[:, low]
+            self._means[key] = float((-(-documents // documents_per_slot)).mean())
+        return self._means[key]
 
     def mean_documents(self, low: int, high: int) -> float:
         """E[N] for the documents in (edges[low], edges[high]]."""

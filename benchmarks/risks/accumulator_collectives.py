@@ -55,14 +55,10 @@ class Communicator:
         self.record(purpose, "all_gather", out)
         return out
 
-    def reduce_scatter(
-        self, x: torch.Tensor, axes: tuple[str, ...], purpose: str
-    ) -> torch.Tensor:
+    def reduce_scatter(self, x: torch.Tensor, axes: tuple[str, ...], purpose: str) -> torch.Tensor:
         """`x` is [members, ...]; the sum of this rank's row over the group."""
         out = x.new_empty(x.shape[1:])
-        dist.reduce_scatter_single(
-            out.view(-1), x.contiguous().view(-1), group=self.group(axes)
-        )
+        dist.reduce_scatter_single(out.view(-1), x.contiguous().view(-1), group=self.group(axes))
         self.record(purpose, "reduce_scatter", x)
         return out
 
@@ -170,9 +166,7 @@ def _lengthen(rows: torch.Tensor, width: int) -> torch.Tensor:
     return torch.cat([rows, rows.new_zeros(width - len(rows), *rows.shape[1:])])
 
 
-def slice_to(
-    full: torch.Tensor, mesh: Mesh, layout: Layout, cut: Cut, rank: int
-) -> torch.Tensor:
+def slice_to(full: torch.Tensor, mesh: Mesh, layout: Layout, cut: Cut, rank: int) -> torch.Tensor:
     """The part of a whole tensor that `rank` holds in `layout`."""
     start, stop = shard_interval(mesh, layout.shards, cut.size, rank)
     return full.narrow(cut.dim, start, stop - start)

@@ -96,9 +96,7 @@ def choices(strategy: str, mesh: Mesh, specs: tuple[ParameterSpec, ...]) -> dict
         "ZeRO-3": Choice("ZeRO-3", every, every, "use"),
         "HSDP": Choice("HSDP", inner, inner, "use"),
         "ZeRO-1 copy=step": Choice("ZeRO-1 copy=step", every, (), "step", "step"),
-        "ZeRO-1 copy=first_use": Choice(
-            "ZeRO-1 copy=first_use", every, (), "step", "first_use"
-        ),
+        "ZeRO-1 copy=first_use": Choice("ZeRO-1 copy=first_use", every, (), "step", "first_use"),
     }
     if strategy == "ZeRO-3 small whole":
         return {s.name: table["DDP" if len(s.shape) == 1 else "ZeRO-3"] for s in specs}
@@ -112,9 +110,7 @@ def run_case(case: Case, communicator: Communicator) -> Outcome:
     outcome.measured = _run_schedule(case, communicator, False, outcome)
     outcome.grouped = _run_schedule(case, communicator, True, outcome)
     for switched, grouped in zip(outcome.measured, outcome.grouped, strict=True):
-        outcome.switch_bytes += sum(
-            abs(switched[key] - grouped[key]) for key in switched | grouped
-        )
+        outcome.switch_bytes += sum(abs(switched[key] - grouped[key]) for key in switched | grouped)
     return outcome
 
 
@@ -221,9 +217,7 @@ def _step(
         error = float((local_x.grad - expected).abs().max() / x.grad.abs().max())
         outcome.input_error = max(outcome.input_error, error)
         if not local.mask.any():
-            outcome.empty_gradient = max(
-                outcome.empty_gradient, float(local_x.grad.abs().max())
-            )
+            outcome.empty_gradient = max(outcome.empty_gradient, float(local_x.grad.abs().max()))
     communicator.phase = "end of step"
     totals = apply_steps(communicator, lower(loss_working, Layout()), totals, Cut(0, 2), "loss")
     error = abs(float(totals[0] / totals[1]) / whole_loss - 1) if totals[1] else float("inf")

@@ -178,9 +178,7 @@ def _working(
         "S" if held == "S" else max((s[i] for s in seen), key="RSP".index)
         for i, held in enumerate(stored)
     )
-    if stored == "RR" and (
-        (joined == "PS" and "SS" in seen) or (joined == "SS" and "RS" in seen)
-    ):
+    if stored == "RR" and ((joined == "PS" and "SS" in seen) or (joined == "SS" and "RS" in seen)):
         return "PP"
     if stored == "SR" and joined == "SS" and {"PS", "RS"} & set(seen):
         return "SP"

@@ -93,9 +93,7 @@ class Step:
     target: Layout
 
 
-def shard_interval(
-    mesh: Mesh, shards: tuple[str, ...], size: int, rank: int
-) -> tuple[int, int]:
+def shard_interval(mesh: Mesh, shards: tuple[str, ...], size: int, rank: int) -> tuple[int, int]:
     """Half-open interval of a dim of `size` that `rank` holds: nested ceil chunks."""
     coordinates = mesh.coordinates(rank)
     start, stop = 0, size
@@ -191,8 +189,7 @@ def working_layout(mesh: Mesh, stored: tuple[str, ...], deposits: tuple[Layout, 
 def is_free_outside(stored: tuple[str, ...], source: Layout, target: Layout) -> bool:
     """Whether going from `source` to `target` communicates over axes of `stored` at most."""
     return all(
-        step.kind in FREE_KINDS or set(step.axes) <= set(stored)
-        for step in lower(source, target)
+        step.kind in FREE_KINDS or set(step.axes) <= set(stored) for step in lower(source, target)
     )
 
 

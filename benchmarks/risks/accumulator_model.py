@@ -171,9 +171,7 @@ def local_batch(batch: Batch, bucket: Bucket, communicator: Communicator) -> Bat
     def part(x: torch.Tensor, dim: int, axes: tuple[str, ...]) -> torch.Tensor:
         members = mesh.members(rank, axes)
         if x.shape[dim] % len(members):
-            raise ValueError(
-                f"dim {dim} of size {x.shape[dim]} is not padded to {len(members)}"
-            )
+            raise ValueError(f"dim {dim} of size {x.shape[dim]} is not padded to {len(members)}")
         return x.chunk(len(members), dim)[members.index(rank)]
 
     cuts = (bucket.axes("batch"), bucket.axes("sequence", "tensor_sequence"))
@@ -203,9 +201,7 @@ def bucket_output(
     h = torch.tanh(_call(AddBias, h, parameters["up.bias"]))
     if sequence:
         h = torch.nn.functional.pad(h, (0, -hidden % communicator.mesh.size(sequence)))
-        h = go(causal_mean(go(h, sequence, "to_features")), sequence, "to_sequence")[
-            ..., :hidden
-        ]
+        h = go(causal_mean(go(h, sequence, "to_features")), sequence, "to_sequence")[..., :hidden]
     else:
         h = causal_mean(h)
     h = _call(Linear, h, parameters["down.weight"])

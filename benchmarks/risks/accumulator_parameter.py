@@ -141,9 +141,7 @@ class ParameterState:
         self.total: torch.Tensor | None = None
         self.accumulator_bytes = 0
 
-    def begin_step(
-        self, slots: tuple[Bucket, ...], plan: tuple[Bucket, ...], rule: str
-    ) -> None:
+    def begin_step(self, slots: tuple[Bucket, ...], plan: tuple[Bucket, ...], rule: str) -> None:
         """Fix the working layout; refresh the compute copy when it lives for the step."""
         kind, stored = self.spec.kind, self.choice.stored
         if rule != "every_bucket":

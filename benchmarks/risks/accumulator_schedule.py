@@ -34,7 +34,7 @@ FULL: Schedule = (
     (
         ("data", (5, 9, 12, 7, 3, 11, 8, 10)),
         ("tensor_sequence", (30, 17)),
-        ("data", (6, 4, 9)),  # the last replica is empty
+        ("data", (6, 4, 9)),  # the last of 4 replicas is empty
         ("ulysses", (23,)),
         ("tensor_sequence", (19,)),
         ("mixed", (14, 20, 9)),

@@ -51,17 +51,13 @@ PARITY = {
 }
 SEEDED = [
     Case(SQUARE, strategy, fault=fault, steps=2 if fault == "stale_copy" else 1)
-    for fault, strategy in zip(
-        FAULTS, ("DDP", "DDP", "ZeRO-2", "ZeRO-3", "ZeRO-1"), strict=True
-    )
+    for fault, strategy in zip(FAULTS, ("DDP", "DDP", "ZeRO-2", "ZeRO-3", "ZeRO-1"), strict=True)
 ]
 COPIES = [Case(SQUARE, f"ZeRO-1 copy={name}", steps=2) for name in ("step", "first_use")]
 
 
 def rows_of(results, cases):
-    return list(
-        zip(cases, zip(*(result.outcomes for result in results), strict=True), strict=True)
-    )
+    return list(zip(cases, zip(*(result.outcomes for result in results), strict=True), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +88,7 @@ def test_the_join_moves_each_parameter_once_a_step(two_ranks):
         assert step["gradient", "all_reduce"] == 8 * elements
     for step in rows["ZeRO-1", "join_plan"].measured:
         assert step["gradient", "reduce_scatter"] == 8 * elements
-    designed = sum(
-        step["gradient", "all_gather"] for step in rows["DDP", "every_bucket"].measured
-    )
+    designed = sum(step["gradient", "all_gather"] for step in rows["DDP", "every_bucket"].measured)
     assert designed > 0
 
 

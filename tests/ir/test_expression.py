@@ -70,9 +70,7 @@ def test_evaluation_agrees_with_sympy(expression: sympy.Expr, b: int, s: int) ->
         assert isinstance(value, int) == expected.is_Integer
     elif not expression.has(sympy.floor, sympy.ceiling, sympy.Mod):
         magnitude = max(1.0, abs(float(expected)))
-        assert math.isclose(
-            float(value), float(expected), rel_tol=1e-6, abs_tol=1e-6 * magnitude
-        )
+        assert math.isclose(float(value), float(expected), rel_tol=1e-6, abs_tol=1e-6 * magnitude)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +117,12 @@ def test_everything_else_is_refused_in_one_line(text: str) -> None:
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize("text", ["B**65", "((B**9)**9)**9", "2**-65", "((9**64)**64)**64"])
+def test_powers_are_refused_before_they_are_taken(text: str) -> None:
+    with pytest.raises(ParseError, match="exponents multiply to more than 64"):
+        parse_expression(text)
+
+
 @pytest.mark.parametrize("text", [None, 3, B])
 def test_only_text_is_read(text: object) -> None:
     with pytest.raises(ParseError, match="is not text"):
@@ -145,11 +149,26 @@ def test_bad_symbol_names(name: object) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    [sympy.Symbol("B"), sympy.sin(B), sympy.oo, sympy.nan, sympy.sqrt(B), sympy.pi, True, "B"],
+    [
+        sympy.Symbol("B"),
+        sympy.sin(B),
+        sympy.oo,
+        sympy.nan,
+        sympy.sqrt(B),
+        sympy.pi,
+        True,
+        "B",
+        sympy.Float("0.1", 50),
+    ],
 )
 def test_foreign_expressions_do_not_print(expression: object) -> None:
     with pytest.raises(InvalidValueError):
         format_expression(expression)  # type: ignore[arg-type]
+
+
+def test_quotients_are_exact() -> None:
+    value = evaluate(parse_expression("49/B"), {"B": 49})  # 49 * (1 / 49) is not 1 in floats
+    assert value == 1 and isinstance(value, int)
 
 
 def test_missing_and_bad_sizes_are_named() -> None:

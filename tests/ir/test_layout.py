@@ -271,9 +271,7 @@ def test_large_meshes_take_intervals_not_elements() -> None:
     layout, use = L("x0:S(0,outer=3) x1:S(1) data:S(0)"), L("x0:S(0,outer=3) x1:S(1)")
     layout.check(shape, mesh)
     assert refines(layout, use, shape, mesh)
-    total = sum(
-        missing_count(layout, use, shape, mesh, rank) for rank in range(mesh.world_size)
-    )
+    total = sum(missing_count(layout, use, shape, mesh, rank) for rank in range(mesh.world_size))
     assert total == 7 * shape[0] * shape[1]
     counts = [
         np.prod([one.count() for one in layout.index_sets(shape, mesh, rank)], dtype=object)

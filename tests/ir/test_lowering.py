@@ -134,6 +134,12 @@ def _fits(layout: Layout, shape: Shape, mesh: Mesh) -> bool:
         ("x0:I(0,0:6/0:6)", "x0:I(0,0:6/0:6,partial)", ["mask(x0)"]),
         ("x0:I(0,0:6/0:6,partial)", "x0:S(0)", ["mask(x0)", "reduce_scatter(x0)"]),
         ("R", "x0:I(0,0:6/0:6,partial) x1:S(0)", ["slice(x0)", "mask(x0)", "slice(x1)"]),
+        # What is gathered anyway makes room for what moves; addends are reduced while small, and
+        # padded late.
+        ("x0:S(0) x1:S(1)", "x0:S(1)", ["all_gather(x1)", "all_to_all(x0)"]),
+        ("x0:I(0,0:6/0:6,partial) x1:S(1)", "R",
+         ["mask(x0)", "all_reduce(x0)", "all_gather(x1)"]),
+        ("x0:S(0) x1:S(1)", "x0:P", ["all_gather(x1)", "mask(x0)"]),
         # Padding x1 would leave other addends of an element with each copy that x0 holds.
         ("x0:I(0,0:4/0:6) x1:S(0)", "x1:P", ["all_gather(x0,x1)", "mask(x1)"]),
         # A minimum must be taken before there can be addends to sum.

@@ -42,9 +42,7 @@ def test_ranks_count_the_coordinates_in_rank_order(mesh: Mesh) -> None:
 
 @settings(max_examples=60)
 @given(meshes(), st.data())
-def test_groups_partition_the_ranks_in_the_order_asked_for(
-    mesh: Mesh, data: st.DataObject
-) -> None:
+def test_groups_partition_the_ranks_in_the_order_asked_for(mesh: Mesh, data: st.DataObject) -> None:
     names = data.draw(st.permutations(mesh.axis_names))
     axes = tuple(names[: data.draw(st.integers(0, len(names)))])
     groups = mesh.groups(axes)

@@ -1,5 +1,6 @@
 """Plan files: golden files are canonical, and whatever is wrong is one line with a path."""
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -44,6 +45,8 @@ def test_the_digest_is_of_the_value_and_not_of_the_bytes() -> None:
     shuffled = json.dumps(dict(reversed(tree.items())), indent=7).encode()
     assert loads(shuffled) == load(FOUR)
     assert loads(shuffled).digest() == load(FOUR).digest()
+    compact = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    assert load(FOUR).digest() == hashlib.sha256(compact.encode()).hexdigest()
 
 
 def test_written_keys_are_those_of_the_schema_in_its_order() -> None:

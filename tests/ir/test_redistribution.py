@@ -141,9 +141,7 @@ def test_steps_that_make_no_sense_are_refused(text: str) -> None:
 
 
 def test_a_bad_step_says_what_is_wrong() -> None:
-    with pytest.raises(
-        InvalidValueError, match=r"turns x0 from P to R, which all_gather over x0"
-    ):
+    with pytest.raises(InvalidValueError, match=r"turns x0 from P to R, which all_gather over x0"):
         CollectiveStep(StepKind.ALL_GATHER, ("x0",), Layout.parse("x0:P"), Layout())
     with pytest.raises(InvalidValueError, match="kind 'gather' is not known"):
         CollectiveStep("gather", ("x0",), Layout(), Layout())  # type: ignore[arg-type]

@@ -53,21 +53,21 @@ def test_every_kind_has_cases():
 
 
 @pytest.mark.parametrize("kind", sorted(rule_cases_pointwise.CASES))
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(st.data())
 def test_pointwise(kind, data):
     run(kind, data, data.draw(st.sampled_from(MESHES)))
 
 
 @pytest.mark.parametrize("kind", sorted(rule_cases_shape.CASES))
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 def test_views_cuts_and_joins(kind, data):
     run(kind, data, data.draw(st.sampled_from(MESHES)))
 
 
 @pytest.mark.parametrize("kind", sorted(rule_cases_model.CASES))
-@settings(max_examples=25)
+@settings(max_examples=18)
 @given(st.data())
 def test_products_reductions_attention_and_losses(kind, data):
     run(kind, data, data.draw(st.sampled_from(MESHES)))

@@ -249,7 +249,7 @@ def check_case(
         for name, operand in case.operands.items():
             if operand.parameter:
                 continue
-            layout = value_layout(run.layout(states[name]), mesh).at(sizes)
+            layout = run.layout(states[name]).at(sizes)
             layouts[name] = layout.gradient
             leaves[name] = _local(values[name], layout.forward, router)
             leaves[name].requires_grad_(operand.trains)
