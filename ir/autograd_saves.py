@@ -1,110 +1,223 @@
-"""Which operators keep which of their operands for the backward, on CPU, in eager PyTorch.
+"""What the units of a local program keep alive for the backward, before they are run.
 
-Needed to state two things before they are run: which gathered weights a backward opens again
+The rules per operator are those of ir/saved_rules.py, applied to local shapes: each unit is followed
+with the storages and strides that its values have on one rank. Needed to state three things: bytes
+per rank that a slot keeps (planner/memory_model.py), which gathered weights a backward opens again
 (runtime/regather.py), and where recomputation of a unit stops (torch.utils.checkpoint stops at the
-last tensor that the unit saved). tests/planner/test_stated_is_executed.py counts both.
+last tensor that the unit saved). Tests count all three on executed programs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
-from shardwise.ir.dtype import DTYPE_BYTES
-from shardwise.ir.program import Call
+import sympy
 
-_PRODUCTS: Final = {
-    "aten.linear.default": (0, 1),
-    "aten.addmm.default": (1, 2),
-    "aten.matmul.default": (0, 1),
-    "aten.mm.default": (0, 1),
-    "aten.bmm.default": (0, 1),
-}
-_BOTH: Final = frozenset({"aten.mul.Tensor", "aten.div.Tensor"})
-_NOTHING: Final = frozenset(
-    f"aten.{name}"
-    for name in (
-        "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Scalar", "neg.default",
-        "view.default", "reshape.default", "_unsafe_view.default", "transpose.int", "t.default",
-        "permute.default", "unsqueeze.default", "squeeze.dim", "expand.default", "slice.Tensor",
-        "select.int", "split.Tensor", "split_with_sizes.default", "chunk.default", "cat.default",
-        "to.dtype", "_to_copy.default", "to.dtype_layout", "to.device", "clone.default",
-        "alias.default", "contiguous.default", "sum.default", "sum.dim_IntList", "mean.dim",
-        "mean.default", "flatten.using_ints", "stack.default", "mul.Scalar", "div.Scalar",
-        "detach.default", "type_as.default", "unflatten.int",
-    )
-)  # fmt: skip
+from shardwise.ir.flops import nbytes
+from shardwise.ir.layout import Layout, Shard
+from shardwise.ir.lowering import lower
+from shardwise.ir.mesh import Mesh
+from shardwise.ir.operator import Operator, Ref
+from shardwise.ir.program import Call, LocalProgram, Move, UnitProgram, Use, local_spec, made_by
+from shardwise.ir.redistribution import StepKind
+from shardwise.ir.saved_rules import saved_items
+from shardwise.ir.saved_tracker import Extra, Place, Saved, Tracker
+from shardwise.ir.tensor import TensorSpec
+
+_SAMPLE: Final = (1009, 2003, 3001, 4001)
+"""Local sizes of the symbols at which strides are compared: products are equal there only if they
+always are. Times the ranks of the mesh they are global sizes that every cut divides."""
 
 
-def saved_operands(call: Call) -> tuple[int, ...]:
-    """Indices (into the call's tensor operands) that autograd keeps until the backward.
+@dataclass(frozen=True, slots=True)
+class UnitSaves:
+    """What autograd keeps of one unit, in bytes per rank as expressions of the global sizes."""
 
-    Of a product: the activation and the weight (each is needed for the gradient of the other). Of a
-    normalisation: all operands. Of a lookup or a sum: none but integers.
-    """
-    kind = call.operator.kind
-    count = len(call.reads)
-    if not call.needs_gradient or kind in _NOTHING or kind == "aten.embedding.default":
-        return ()
-    if kind in _PRODUCTS:
-        return tuple(i for i in _PRODUCTS[kind] if i < count)
-    if kind in _BOTH and count == 2:
-        return (0, 1)
-    if kind in _SAVE_RESULT_ONLY:
-        return ()
-    if kind == "aten.cross_entropy_loss.default":
-        return (1,)
-    return tuple(range(count))
+    own: sympy.Expr
+    """Storages that the unit makes and no other unit reads, and tensors made only to be saved."""
+    shared: Mapping[str, sympy.Expr]
+    """Storages that other units read or make, by the name of a value of theirs."""
+    roots: Mapping[str, tuple[str, sympy.Expr]]
+    """Value that the unit writes -> (the value that names its storage, its bytes)."""
+    inputs: Mapping[str, sympy.Expr]
+    """Values that the unit reads, which a recomputed unit keeps."""
+    opened: tuple[Use, ...]
+    """Uses whose compute copy is saved, in the order of saving."""
+    last: int
+    """Index of the last step that saves something; -1 if none does."""
 
 
-def saves_anything(call: Call) -> bool:
-    """Whether autograd keeps any tensor of this call (an operand, an output, a mask, ids)."""
-    return call.needs_gradient and call.operator.kind not in _NOTHING
+class SavesTable:
+    """The saves of a program's units, each followed once; `trains` says what parameters train."""
+
+    def __init__(self, program: LocalProgram, trains: Callable[[str], bool]) -> None:
+        self.mesh = program.mesh
+        self._gradients = frozenset(
+            name
+            for step in program.steps()
+            if (trains(step.parameter) if isinstance(step, Use) else step.needs_gradient)
+            for name in made_by(step)
+        )
+        self._known: dict[int, tuple[UnitProgram, UnitSaves]] = {}
+
+    def of(self, unit: UnitProgram) -> UnitSaves:
+        """The saves of a unit of the program, told by its identity."""
+        known = self._known.get(id(unit))
+        if known is None:
+            saves = _Follower(unit, self.mesh, self._gradients).run()
+            known = self._known[id(unit)] = (unit, saves)
+        return known[1]
 
 
-_VIEWS: Final = frozenset(
-    f"aten.{name}"
-    for name in (
-        "view.default", "reshape.default", "_unsafe_view.default", "transpose.int", "t.default",
-        "permute.default", "unsqueeze.default", "squeeze.dim", "expand.default", "slice.Tensor",
-        "select.int", "split.Tensor", "split_with_sizes.default", "chunk.default", "alias.default",
-        "detach.default", "flatten.using_ints", "unflatten.int",
-    )
-)  # fmt: skip
-_SAVE_RESULT_ONLY: Final = frozenset(
-    f"aten.{name}.default" for name in ("exp", "tanh", "sigmoid", "sqrt", "rsqrt", "relu")
-)
-_SAVE_RESULT: Final = frozenset(
-    {"aten.softmax.int", "aten._softmax.default", "aten.scaled_dot_product_attention.default"}
-)
-FLOAT_BYTES: Final = 4
-"""Statistics of normalisations and the log-sum-exp of attention are kept in float32."""
+class _LocalTracker(Tracker):
+    """Storages and strides of one unit's values on a rank, added as the steps make them."""
+
+    def __init__(self, sizes: dict[str, int], trained: frozenset[str]) -> None:
+        self.sizes, self.trained = sizes, trained
+        self.places, self.storages = {}, {}
+        self.specs: dict[Ref, TensorSpec] = {}
+
+    def spec(self, ref: Ref) -> TensorSpec:
+        """Local shape and dtype."""
+        return self.specs[ref]
+
+    def add(self, name: str, spec: TensorSpec, place: Place | None = None) -> None:
+        """Note a value that a step or an earlier unit makes; in memory of its own by default."""
+        self.specs[Ref(name)] = spec
+        self._allocate(Ref(name), spec)
+        if place is not None:
+            del self.storages[name]
+            self.places[Ref(name)] = place
 
 
-def is_view(call: Call) -> bool:
-    """Whether the call's result shares memory with its first operand (a reshape mostly does)."""
-    return call.operator.kind in _VIEWS
+class _Follower:
+    """Follows the steps of one unit in order."""
+
+    def __init__(self, unit: UnitProgram, mesh: Mesh, gradients: frozenset[str]) -> None:
+        self.unit, self.mesh = unit, mesh
+        symbols = {
+            str(symbol)
+            for spec in _specs(unit)
+            for size in spec.shape
+            if isinstance(size, sympy.Expr)
+            for symbol in size.free_symbols
+        }
+        sizes = {
+            name: mesh.world_size * sample
+            for name, sample in zip(sorted(symbols), _SAMPLE, strict=False)
+        }
+        self.tracker = _LocalTracker(sizes, gradients)
+        self.uses: dict[str, Use] = {}
+        self.saved: dict[str, sympy.Expr] = {}
+        self.opened: dict[str, Use] = {}
+        self.extra: sympy.Expr = sympy.S.Zero
+
+    def run(self) -> UnitSaves:
+        """What is saved."""
+        last = -1
+        for index, step in enumerate(self.unit.steps):
+            if isinstance(step, Use):
+                self.uses[step.name] = step
+                self._add(step.name, step.spec, step.layout.forward)
+            elif isinstance(step, Move):
+                self._move(step)
+            elif self._call(step):
+                last = index
+        places = self.tracker.places
+        roots = {
+            name: places[Ref(name)].storage if Ref(name) in places else name
+            for name in self.unit.writes
+        }
+        crossing = {*self.unit.reads, *roots.values()}
+        own = (size for name, size in self.saved.items() if name not in crossing)
+        return UnitSaves(
+            sympy.Add(self.extra, *own),
+            {name: size for name, size in self.saved.items() if name in crossing},
+            {name: (root, self.tracker.storages[root]) for name, root in roots.items()},
+            {name: nbytes(self.tracker.specs[Ref(name)]) for name in self.unit.reads},
+            tuple(self.opened.values()),
+            last,
+        )
+
+    def _add(self, name: str, spec: TensorSpec, layout: Layout) -> None:
+        if Ref(name) not in self.tracker.specs:
+            self.tracker.add(name, local_spec(spec, layout, self.mesh))
+
+    def _move(self, step: Move) -> None:
+        """A cut in one piece is a view of what is cut; anything else is new memory."""
+        source, target = step.source.forward, step.target.forward
+        self._add(step.value, step.spec, source)
+        place: Place | None = self.tracker.places[Ref(step.value)]
+        size = self.tracker.storages[place.storage] if place else sympy.S.Zero
+        for one in lower(source, target, self.mesh):
+            if one.kind is StepKind.SLICE and _in_one_piece(one.target):
+                continue
+            place, size = None, nbytes(local_spec(step.spec, one.target, self.mesh))
+        self.tracker.add(step.name, local_spec(step.spec, target, self.mesh), place)
+        if place is None:
+            self.tracker.storages[step.name] = size
+
+    def _call(self, step: Call) -> bool:
+        """Follow a call; whether autograd saves anything of it."""
+        tracker = self.tracker
+        for ref, spec, layout in zip(
+            step.operator.refs(), step.operand_specs, step.reads, strict=True
+        ):
+            self._add(ref.name, spec, layout.forward)
+        outputs = tuple(
+            local_spec(spec, layout.forward, self.mesh)
+            for spec, layout in zip(step.operator.outputs, step.writes, strict=True)
+        )
+        operator = replace(step.operator, outputs=outputs)
+        for index, name in enumerate(made_by(step)):
+            tracker.specs[Ref(operator.name, index)] = tracker.specs[Ref(name)] = outputs[index]
+        tracker.lay_out(operator)
+        for index, name in enumerate(made_by(step)):
+            tracker.places[Ref(name)] = tracker.places[Ref(operator.name, index)]
+        if not step.needs_gradient:
+            return False
+        items = list(_saved(tracker, step, operator))
+        for item in items:
+            self._keep(item)
+        return bool(items)
+
+    def _keep(self, item: Saved) -> None:
+        if isinstance(item, Extra):
+            self.extra += nbytes(item.spec)
+            return
+        storage = self.tracker.places[item].storage
+        if storage in self.uses:
+            self.opened[storage] = self.uses[storage]
+        else:
+            self.saved[storage] = self.tracker.storages[storage]
 
 
-def saves_output(call: Call) -> bool:
-    """Whether autograd keeps the call's result."""
-    return call.needs_gradient and call.operator.kind in _SAVE_RESULT | _SAVE_RESULT_ONLY
+def _saved(tracker: Tracker, step: Call, operator: Operator) -> Iterator[Saved]:
+    """The items that a call saves; library functions have their own."""
+    refs = operator.refs()
+    if step.library == "vocabulary_embedding":
+        shape = tracker.spec(refs[1]).shape
+        yield from (Extra(TensorSpec(shape, dtype)) for dtype in ("int64", "bool"))
+    elif step.library == "vocabulary_cross_entropy":
+        logits = tracker.spec(refs[0])
+        rows = logits.shape[:1]
+        yield Extra(logits)
+        yield from (
+            Extra(TensorSpec(rows, dtype)) for dtype in (logits.dtype, "int64", "bool", "bool")
+        )
+    else:
+        yield from saved_items(tracker, operator)
 
 
-def saves_extra(call: Call, operands: Sequence[int], results: Sequence[int]) -> int:
-    """Bytes that autograd keeps beside operands and results, from their local bytes.
+def _in_one_piece(layout: Layout) -> bool:
+    """Whether the innermost cut takes one stretch of its dim."""
+    cut = layout.entries[-1][1] if layout.entries else None
+    return isinstance(cut, Shard) and cut.outer == 1 and not cut.sections
 
-    Attention keeps one log-sum-exp per row of a head; a normalisation keeps mean and inverse
-    deviation per row; cross-entropy keeps the log-softmax of the logits, and the class-parallel
-    call the exponentials, as large as the logits.
-    """
-    if not call.needs_gradient:
-        return 0
-    kind, shape = call.operator.kind, call.operator.outputs[0].shape
-    if kind == "aten.scaled_dot_product_attention.default":
-        width = int(shape[-1]) * DTYPE_BYTES[call.operator.outputs[0].dtype]
-        return results[0] // width * FLOAT_BYTES
-    if kind == "aten.layer_norm.default":
-        width = int(shape[-1]) * DTYPE_BYTES[call.operator.outputs[0].dtype]
-        return 2 * results[0] // width * FLOAT_BYTES
-    if kind == "aten.cross_entropy_loss.default":
-        return operands[0]
-    return 0
+
+def _specs(unit: UnitProgram) -> Iterator[TensorSpec]:
+    for step in unit.steps:
+        if isinstance(step, Call):
+            yield from (*step.operand_specs, *step.operator.outputs)
+        else:
+            yield step.spec

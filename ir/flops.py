@@ -122,7 +122,7 @@ def _addmm(operator: Operator, specs: Specs) -> sympy.Expr:
 
 
 def _attention(operator: Operator, specs: Specs) -> sympy.Expr:
-    """q [B, H, S, D], k [B, H_kv, T, D], v [B, H_kv, T, E]: 2 B H S T (D + E), causal half of it."""
+    """q [B, H, S, D], k [B, H_kv, T, D], v [B, H_kv, T, E]: 2 B H S T (D + E); causal half."""
     query, key, value = specs[:3]
     pairs = elements(query) / query.shape[-1] * key.shape[-2]
     total = 2 * pairs * (query.shape[-1] + value.shape[-1])
@@ -165,9 +165,7 @@ def _einsum(operator: Operator, specs: Specs) -> sympy.Expr:
 def _lstm(operator: Operator, specs: Specs) -> sympy.Expr:
     """Every weight matrix meets every step of every sequence once."""
     rows = elements(specs[0]) / specs[0].shape[-1]
-    weights = sum(
-        (elements(spec) for spec in specs[1:] if len(spec.shape) == 2), sympy.S.Zero
-    )
+    weights = sum((elements(spec) for spec in specs[1:] if len(spec.shape) == 2), sympy.S.Zero)
     return 2 * rows * weights
 
 
@@ -196,4 +194,3 @@ TABLE: Final[Mapping[str, Count]] = {
     "aten.conv_transpose3d.input": _convolution,
 }
 """Kind -> its count. Kinds that are absent are counted by elements, see `flops`."""
-

@@ -55,7 +55,7 @@ FALSE = Truth(frozenset(), never=True)
 Form = Integers | Truth | Choice
 
 
-class Unknown(Exception):
+class UnknownForm(Exception):  # noqa: N818  (no error: an answer)
     """A value is no form; the text says why. Caught by whoever asks for a form."""
 
 
@@ -114,16 +114,16 @@ def both(left: Truth, right: Truth) -> Truth:
 
 
 def either(left: Truth, right: Truth) -> Truth:
-    """Disjunction, where one side implies the other; Unknown otherwise."""
-    if left.never or right.atoms <= left.atoms and not right.never:
+    """Disjunction, where one side implies the other; UnknownForm otherwise."""
+    if left.never or (right.atoms <= left.atoms and not right.never):
         return right
     if right.never or left.atoms <= right.atoms:
         return left
-    raise Unknown("a disjunction of two conditions")
+    raise UnknownForm("a disjunction of two conditions")
 
 
 def opposite(truth: Truth) -> Truth:
-    """Negation of a constant or of one atom; Unknown otherwise."""
+    """Negation of a constant or of one atom; UnknownForm otherwise."""
     if truth.never:
         return TRUE
     if not truth.atoms:
@@ -131,7 +131,7 @@ def opposite(truth: Truth) -> Truth:
     if len(truth.atoms) == 1:
         (atom,) = truth.atoms
         return Truth(frozenset({sympy.expand(-atom - 1)}))
-    raise Unknown("the negation of several conditions")
+    raise UnknownForm("the negation of several conditions")
 
 
 def at_least(left: sympy.Expr, right: sympy.Expr) -> Truth:

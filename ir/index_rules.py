@@ -1,7 +1,7 @@
 """Forms of operators: how each kind's element follows from its operands' elements.
 
-`FormReader.form(ref)` is the form of a value of a graph, or raises `Unknown` with the reason: a kind
-without a rule here, or a value that depends on an input, a weight or a buffer.
+`FormReader.form(ref)` is the form of a value of a graph, or raises `UnknownForm` with the reason: a
+kind without a rule here, or a value that depends on an input, a weight or a buffer.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from shardwise.ir.index_form import (
     Form,
     Integers,
     Truth,
-    Unknown,
+    UnknownForm,
     at_least,
     both,
     either,
@@ -53,17 +53,17 @@ class FormReader:
 
     graph: OperatorGraph
     box: Box
-    _known: dict[Ref, Form | Unknown] = field(default_factory=dict)
+    _known: dict[Ref, Form | UnknownForm] = field(default_factory=dict)
 
     def form(self, ref: Ref) -> Form:
-        """The form of a value; raises Unknown."""
+        """The form of a value; raises UnknownForm."""
         if ref not in self._known:
             try:
                 self._known[ref] = self._make(ref)
-            except Unknown as reason:
+            except UnknownForm as reason:
                 self._known[ref] = reason
         found = self._known[ref]
-        if isinstance(found, Unknown):
+        if isinstance(found, UnknownForm):
             raise found
         return found
 
@@ -81,11 +81,11 @@ class FormReader:
     def _make(self, ref: Ref) -> Form:
         item = self.graph.producer(ref)
         if not isinstance(item, Operator):
-            raise Unknown(f"depends on {ref.name}")
+            raise UnknownForm(f"depends on {ref.name}")
         name = item.kind.split(".")[1]
         rule = _RULES.get(name)
         if rule is None or len(item.outputs) != 1:
-            raise Unknown(f"uses {item.kind}")
+            raise UnknownForm(f"uses {item.kind}")
         form = rule(self, item, name)
         shape = item.outputs[0].shape
         if isinstance(form, Truth):
@@ -105,7 +105,7 @@ class FormReader:
         """Form and sizes of the first argument, in its own indices."""
         value = operator.args[0]
         if not isinstance(value, Ref):
-            raise Unknown(f"uses {operator.kind} of a number")
+            raise UnknownForm(f"uses {operator.kind} of a number")
         return self.form(value), self.shape(value)
 
 
@@ -155,7 +155,7 @@ def _reshape(reader: FormReader, operator: Operator, name: str) -> Form:
     before = [k for k, size in enumerate(shape) if size != 1]
     after = [k for k, size in enumerate(output) if size != 1]
     if [shape[k] for k in before] != [output[k] for k in after]:
-        raise Unknown("a reshape that merges or splits dims")
+        raise UnknownForm("a reshape that merges or splits dims")
     return renamed(form, {k: index(j) for k, j in zip(before, after, strict=True)})
 
 
@@ -191,13 +191,13 @@ def _slice(reader: FormReader, operator: Operator, name: str) -> Form:
 def _arithmetic(reader: FormReader, operator: Operator, name: str) -> Form:
     left, right = reader.operand(operator, 0), reader.operand(operator, 1)
     if argument(operator, 2, "alpha", 1) != 1:
-        raise Unknown("a scaled sum")
+        raise UnknownForm("a scaled sum")
     if name == "mul" and isinstance(left, Truth) and isinstance(right, Truth):
         return both(left, right)
     a, b = _expression(left), _expression(right)
     if name == "mul":
         if not (a.is_number or b.is_number):
-            raise Unknown("a product of two indices")
+            raise UnknownForm("a product of two indices")
         return Integers(sympy.expand(a * b))
     return Integers(sympy.expand(a + b if name == "add" else a - b))
 
@@ -225,16 +225,16 @@ def _diff(reader: FormReader, operator: Operator, name: str) -> Form:
     dim = _integer(argument(operator, 2, "dim", -1)) % len(shape)
     prepend = argument(operator, 3, "prepend")
     if _integer(argument(operator, 1, "n", 1)) != 1 or len(operator.args) > 4:
-        raise Unknown("a higher difference")
+        raise UnknownForm("a higher difference")
     if not isinstance(prepend, Ref):
-        raise Unknown("a difference of fewer elements")
+        raise UnknownForm("a difference of fewer elements")
     if reader.shape(prepend)[dim] != 1:
-        raise Unknown("a difference with several elements prepended")
+        raise UnknownForm("a difference with several elements prepended")
     value = _expression(form)
     step = sympy.expand(value - value.subs(index(dim), index(dim) - 1))
     first = sympy.expand(value.subs(index(dim), 0) - _expression(reader.form(prepend)))
     if step != first or index(dim) in step.free_symbols:
-        raise Unknown("a difference that varies")
+        raise UnknownForm("a difference that varies")
     return Integers(step)
 
 
@@ -244,7 +244,7 @@ def _cumsum(reader: FormReader, operator: Operator, name: str) -> Form:
     form, _ = reader.source(operator)
     if form == FALSE or form == Integers(sympy.S.Zero):
         return Integers(sympy.S.Zero)
-    raise Unknown("a running sum")
+    raise UnknownForm("a running sum")
 
 
 @_rule("index")
@@ -253,19 +253,19 @@ def _index(reader: FormReader, operator: Operator, name: str) -> Form:
     form, shape = reader.source(operator)
     indices = operator.args[1]
     if not isinstance(indices, tuple) or len(indices) != len(shape):
-        raise Unknown("an index of some dims")
+        raise UnknownForm("an index of some dims")
     output = operator.outputs[0].shape
     places: dict[int, sympy.Expr | int] = {}
     for dim, item in enumerate(indices):
         if not isinstance(item, Ref):
-            raise Unknown("an index of some dims")
+            raise UnknownForm("an index of some dims")
         own = reader.shape(item)
         shift = len(output) - len(own)
         place = _expression(
             renamed(reader.form(item), {k: index(k + shift) for k in range(len(own))})
         )
         if not reader.box.proves(place, output):
-            raise Unknown("an index that may be negative")
+            raise UnknownForm("an index that may be negative")
         places[dim] = place
     return renamed(form, places)
 
@@ -283,7 +283,7 @@ def _equal_to(form: Truth | Choice, value: sympy.Expr, *, positive: bool) -> Tru
     inside, outside = (1.0, 0.0) if isinstance(form, Truth) else (form.inside, form.outside)
     where = form if isinstance(form, Truth) else form.where
     if not value.is_number:
-        raise Unknown("a comparison with a size")
+        raise UnknownForm("a comparison with a size")
     matches = {inside == float(value): where, outside == float(value): opposite(where)}
     if (inside == float(value)) == (outside == float(value)):
         result = TRUE if inside == float(value) else FALSE
@@ -320,7 +320,7 @@ def _triangle(reader: FormReader, operator: Operator, name: str) -> Form:
         return both(form, inside)
     value = _expression(form)
     if not value.is_number:
-        raise Unknown(f"{name} of indices")
+        raise UnknownForm(f"{name} of indices")
     return Choice(inside, float(value), 0.0)
 
 
@@ -334,12 +334,10 @@ def _select(reader: FormReader, operator: Operator, name: str) -> Form:
     if isinstance(inside, Truth) and isinstance(outside, Truth):
         return either(both(condition, inside), both(opposite(condition), outside))
     if isinstance(outside, Choice) and outside.outside == float(_expression(inside)):
-        return Choice(
-            both(outside.where, opposite(condition)), outside.inside, outside.outside
-        )
+        return Choice(both(outside.where, opposite(condition)), outside.inside, outside.outside)
     a, b = _expression(inside), _expression(outside)
     if not (a.is_number and b.is_number):
-        raise Unknown("a choice between indices")
+        raise UnknownForm("a choice between indices")
     return Choice(condition, float(a), float(b))
 
 
@@ -359,20 +357,20 @@ def _truth(form: Form) -> Truth:
         return form.where if form.inside else opposite(form.where)
     if form.expression.is_number:
         return TRUE if form.expression != 0 else FALSE
-    raise Unknown("an index as a condition")
+    raise UnknownForm("an index as a condition")
 
 
 def _expression(form: Form) -> sympy.Expr:
     if isinstance(form, Integers):
         return form.expression
-    if form == TRUE or form == FALSE:
+    if form in (TRUE, FALSE):
         return sympy.Integer(form == TRUE)
-    raise Unknown("arithmetic with a condition")
+    raise UnknownForm("arithmetic with a condition")
 
 
 def _constant(truth: Truth) -> Truth:
     if truth.atoms and not truth.never:
-        raise Unknown("an inequality of indices")
+        raise UnknownForm("an inequality of indices")
     return truth
 
 
@@ -381,10 +379,10 @@ def _number(value: Argument) -> Integers:
         return Integers(sympy.sympify(float(value) if isinstance(value, float) else int(value)))
     if isinstance(value, sympy.Expr):
         return Integers(value)
-    raise Unknown("an argument that is no number")
+    raise UnknownForm("an argument that is no number")
 
 
 def _integer(value: Argument) -> int:
     if not isinstance(value, int):
-        raise Unknown("an argument that is no integer")
+        raise UnknownForm("an argument that is no integer")
     return value

@@ -14,6 +14,7 @@ rule (ir/rules.py); the states per axis then make the layouts in which operands 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from shardwise.ir.axis_state import ADDEND, READ, WHOLE, value_layout
 from shardwise.ir.decide import States as States
@@ -142,8 +143,16 @@ def localise(
     """The program that every rank runs: `strategies[i]` computes `units[i]`.
 
     `units` cover `graph.operators` in order. Every strategy gives the same axes the batch role (all
-    ranks run the same documents through all units). Raises InvalidValueError otherwise.
+    ranks run the same documents through all units). Raises InvalidValueError otherwise. The last
+    few programs are kept: all ranks of a process, and all buckets of a strategy, share them.
     """
+    return _localised(graph, tuple(units), mesh, tuple(strategies))
+
+
+@lru_cache(maxsize=16)
+def _localised(
+    graph: OperatorGraph, units: tuple[Unit, ...], mesh: Mesh, strategies: tuple[Strategy, ...]
+) -> LocalProgram:
     if len(units) != len(strategies):
         raise InvalidValueError(
             f"{len(units)} units but {len(strategies)} strategies; give one strategy per unit"

@@ -39,8 +39,8 @@ _ELEMENTWISE: Final = {
 """Losses that are a mean over all elements -> position of `reduction`."""
 _MEAN, _SUM = 1, 2
 _REMEDY: Final = (
-    "let the model return a mean cross-entropy, or pass loss=, a function of (outputs, inputs) that "
-    "returns (loss_sum, weight)"
+    "let the model return a mean cross-entropy, or pass loss=, a function of (outputs, inputs) "
+    "that returns (loss_sum, weight)"
 )
 SCALAR: Final = TensorSpec((), "int64")
 
@@ -212,11 +212,10 @@ class _Splitter:
         return isinstance(value, int | float | sympy.Expr) and not isinstance(value, bool)
 
     def _count(self, number: sympy.Expr, operator: Operator) -> Ref:
-        """A scalar of a size that grows with the batch, as a count of documents or elements does."""
+        """A scalar of a size that grows with the batch, as counts of documents or elements do."""
         batch = symbol("B")
         if any(entry.name == "B" for entry in self.graph.symbols) and (
-            batch not in number.free_symbols
-            or batch in sympy.cancel(number / batch).free_symbols
+            batch not in number.free_symbols or batch in sympy.cancel(number / batch).free_symbols
         ):
             raise self._refused(operator, f"a division by {number}, which does not count documents")
         dtype = "int64" if number.is_integer else "float32"

@@ -37,8 +37,8 @@ def normalise(
     """Run all passes; `contract=False` leaves the outputs as they are (evaluation, inference).
 
     `max_sizes` are the largest sizes of the buckets, by name (default: those of the graph's
-    symbols): masks are classified for sizes up to these. Raises UnsupportedError for in-place writes
-    that cannot be expressed and for losses whose reduction is not known.
+    symbols): masks are classified for sizes up to these. Raises UnsupportedError for in-place
+    writes that cannot be expressed and for losses whose reduction is not known.
     """
     graph = without_dead_code(Functionalise().apply(graph))
     graph = without_dead_code(CleanUp().apply(graph))

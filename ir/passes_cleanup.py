@@ -9,7 +9,7 @@ means.
 from dataclasses import dataclass
 from typing import Final
 
-from shardwise.ir.argument import Dtype, Ref
+from shardwise.ir.argument import Argument, Dtype, Ref
 from shardwise.ir.dtype import FLOAT_DTYPES
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.operator import Operator
@@ -159,7 +159,13 @@ def _sliced(operator: Operator, rewriter: Rewriter) -> Operator:
     return _with(operator, "aten.slice.Tensor", args if step == 1 else (*args, step))
 
 
-def _with(operator: Operator, kind: str, args: tuple[object, ...]) -> Operator:
+def _with(operator: Operator, kind: str, args: tuple[Argument, ...]) -> Operator:
     return Operator(
-        operator.name, kind, args, (), operator.outputs, operator.module_path, operator.source  # type: ignore[arg-type]
+        operator.name,
+        kind,
+        args,
+        (),
+        operator.outputs,
+        operator.module_path,
+        operator.source,
     )

@@ -96,7 +96,7 @@ class _Run:
                 "depends on strides; write out of place (x = x + y), or clone() first"
             )
         if ref in self.stale:
-            base, operator = self.views[ref]
+            _, operator = self.views[ref]
             self.stale.discard(ref)
             again = self._read_operator(operator)
             name = self.rewriter.fresh(f"{operator.name}_again")
@@ -166,9 +166,7 @@ class _Run:
                 self.stale.add(child)
             self._spoil(child, keep, operator)
 
-    def _scatter(
-        self, base: Ref, view: Operator, target: Ref, new: Ref, operator: Operator
-    ) -> Ref:
+    def _scatter(self, base: Ref, view: Operator, target: Ref, new: Ref, operator: Operator) -> Ref:
         """The value of `base` after its view `target` has become `new`."""
         old = self.read(base)
         spec = self.rewriter.spec(old)
@@ -182,7 +180,7 @@ class _Run:
         if view.kind == "aten.t.default":
             return add("aten.t.default", (new,), spec, like=operator)
         if view.kind == "aten.permute.default":
-            order = [int(dim) % len(spec.shape) for dim in view.args[1]]  # type: ignore[union-attr,arg-type]
+            order = [_place(dim, len(spec.shape)) for dim in _tuple(view.args[1])]
             inverse = tuple(order.index(dim) for dim in range(len(order)))
             return add("aten.permute.default", (new, inverse), spec, like=operator)
         if view.kind == "aten.slice.Tensor":
@@ -193,11 +191,15 @@ class _Run:
             return add(
                 "aten.select_scatter.default", (old, new, *view.args[1:]), spec, like=operator
             )
-        if view.kind in ("aten.split.Tensor", "aten.chunk.default", "aten.split_with_sizes.default"):
+        if view.kind in (
+            "aten.split.Tensor",
+            "aten.chunk.default",
+            "aten.split_with_sizes.default",
+        ):
             dim = argument(view, 2, "dim", 0)
             assert isinstance(dim, int)
             sizes = [output.shape[dim] for output in view.outputs]
-            start = sum(sizes[: target.index])  # type: ignore[arg-type]
+            start = sum(sizes[: target.index])
             stop = start + sizes[target.index]
             return add(
                 "aten.slice_scatter.default", (old, new, dim, start, stop), spec, like=operator
@@ -263,10 +265,22 @@ _PROMOTING: Final = frozenset({"add", "sub", "mul", "div", "pow", "addcmul", "ad
 """In-place operators whose functional form promotes to the wider operand."""
 
 
+def _tuple(value: Argument) -> tuple[Argument, ...]:
+    assert isinstance(value, tuple)
+    return value
+
+
+def _place(value: Argument, rank: int) -> int:
+    assert isinstance(value, int)
+    return value % rank
+
+
 def _is_identity(operator: Operator, given: TensorSpec) -> bool:
     """Whether torch returns the very tensor it was given: a cast to the same, dropout when off."""
     if operator.kind in _CASTS:
-        return operator.outputs[0].dtype == given.dtype and argument(operator, 4, "copy") is not True
+        return (
+            operator.outputs[0].dtype == given.dtype and argument(operator, 4, "copy") is not True
+        )
     if operator.kind == "aten.dropout.default":
         return operator.args[1] == 0 or argument(operator, 2, "train") is False
     return False
@@ -274,5 +288,3 @@ def _is_identity(operator: Operator, given: TensorSpec) -> bool:
 
 def _where(operator: Operator) -> str:
     return f"{operator.kind} in {operator.module_path or 'the model'} at {operator.source or '?'}"
-
-

@@ -17,7 +17,7 @@ import sympy
 from shardwise.ir.argument import Ref
 from shardwise.ir.expression import Size
 from shardwise.ir.graph import OperatorGraph
-from shardwise.ir.index_form import Box, Choice, Integers, Truth, Unknown, index
+from shardwise.ir.index_form import Box, Choice, Integers, Truth, UnknownForm, index
 from shardwise.ir.index_rules import FormReader
 from shardwise.ir.operator import Operator
 from shardwise.ir.rewrite import argument
@@ -95,7 +95,7 @@ def _classified(operator: Operator, reader: FormReader, known: dict[Ref, MaskUse
 def _kind(mask: Ref, reader: FormReader, *, square: bool) -> MaskUse:
     try:
         form = reader.form(mask)
-    except Unknown as reason:
+    except UnknownForm as reason:
         return MaskUse("mask", MaskKind.UNKNOWN, reason=str(reason))
     shape = reader.shape(mask)
     if isinstance(form, Choice):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwise.ir.argument import Argument, Ref
 from shardwise.ir.dtype import FLOAT_DTYPES
-from shardwise.ir.graph import OperatorGraph
+from shardwise.ir.graph import Constant, GraphInput, OperatorGraph, Parameter
 from shardwise.ir.operator import Operator
 from shardwise.ir.tensor import TensorSpec
 
@@ -28,7 +28,7 @@ class Rewriter:
     _taken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for item in (*self.graph.inputs, *self.graph.parameters, *self.graph.constants):
+        for item in leaves(self.graph):
             self._specs[Ref(item.name)] = item.spec
             self._taken.add(item.name)
         for parameter in self.graph.parameters:
@@ -64,9 +64,7 @@ class Rewriter:
     ) -> Ref:
         """Append a new operator with one output, at the place in the model of `like`."""
         name = self.fresh(name or kind.split(".")[1].strip("_"))
-        return self.keep(
-            Operator(name, kind, args, kwargs, (spec,), like.module_path, like.source)
-        )
+        return self.keep(Operator(name, kind, args, kwargs, (spec,), like.module_path, like.source))
 
     def fresh(self, wanted: str) -> str:
         """A name that no item has."""
@@ -91,6 +89,11 @@ class Rewriter:
             ),
             updates=tuple((name, self.read(ref)) for name, ref in self.graph.updates),
         )
+
+
+def leaves(graph: OperatorGraph) -> tuple[GraphInput | Parameter | Constant, ...]:
+    """What stands in a graph before its operators: inputs, parameters, constants."""
+    return (*graph.inputs, *graph.parameters, *graph.constants)
 
 
 def argument(operator: Operator, position: int, keyword: str, default: Argument = None) -> Argument:

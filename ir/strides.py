@@ -1,4 +1,4 @@
-"""Strides as eager PyTorch gives them on CPU: whether a reshape is a view, how results are laid out.
+"""Strides as eager PyTorch gives them on CPU: is a reshape a view, how are results laid out.
 
 All shapes and strides here are ints: the caller puts large distinct primes in the place of B and S,
 so that two products are equal there exactly if they are equal as expressions (for sizes >= 2).

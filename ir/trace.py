@@ -6,45 +6,23 @@
     traced.units        embed, model.layers.0, ..., head
     traced.fingerprint  what a plan remembers of the model
 
-`torch.export` (non-strict) runs the model once on fake tensors: no weights are needed, and the model
-may be on the meta device. The result is converted at once (ir/trace_convert.py) and normalised
-(ir/normalise.py).
+`torch.export` (non-strict) runs the model once on fake tensors: no weights are needed, and the
+model may be on the meta device. The result is converted at once (ir/trace_convert.py) and
+normalised (ir/normalise.py).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from shardwise.ir.dtype import check_dtype
 from shardwise.ir.fingerprint import ModelFingerprint
-from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.normalise import normalise
-from shardwise.ir.passes_mask import MaskUse
-from shardwise.ir.template import Template, Unit
 from shardwise.ir.trace_export import LossFunction, export
 from shardwise.ir.trace_inputs import InputLike, trace_inputs
+from shardwise.ir.traced_model import TracedModel as TracedModel
 from shardwise.ir.units import find_templates, find_units
-
-
-@dataclass(frozen=True, slots=True)
-class TracedModel:
-    """A model as planned: its graph, the units of it, and what identifies it."""
-
-    graph: OperatorGraph
-    """Normalised; the outputs are (loss_sum, weight) unless traced with `contract=False`."""
-    units: tuple[Unit, ...]
-    """In order, tiling the operators."""
-    templates: tuple[Template, ...]
-    """Units that are the same layer, once with their count."""
-    fingerprint: ModelFingerprint
-    masks: tuple[MaskUse, ...]
-    """What is known of the mask of every attention operator."""
-    training: bool
-    """Whether the model was in training mode; evaluation is a trace of its own."""
-    constants: Mapping[str, torch.Tensor] = field(compare=False, repr=False)
-    """Values of constants that are neither parameters nor buffers of the model, by name."""
 
 
 def trace(
@@ -65,7 +43,7 @@ def trace(
     shape is a fixed size: what only traces at one length is traced once per bucket. The batch size
     is called B, lengths S or S_something. `loss` takes (outputs, inputs by name) and returns a mean
     loss or (loss_sum, weight); without it the model's own loss is taken: `outputs.loss`, a first
-    scalar, or the only tensor. `dtype` is the compute dtype of the parameters (default: as they are).
+    scalar, or the only tensor. `dtype` is the compute dtype of the parameters (default: theirs).
     `max_sizes` narrows the sizes for which masks are classified. The model is left as it was.
 
     Raises UntraceableModelError (module and source line), UnsupportedError (a loss or an in-place

@@ -29,10 +29,13 @@ _DROPPED: Final = frozenset({
     "aten.sym_stride.int", "aten._local_scalar_dense.default",
 })  # fmt: skip
 """Calls without a tensor result: checks of the trace, and sizes, which become expressions."""
+_SCALARS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool, int)
 _PLACES: Final = frozenset({"device", "pin_memory", "layout"})
 """Keywords that say where a tensor lives; the emitter decides that."""
 _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_LIBRARY: Final = re.compile(r"[/\\]torch[/\\](?!.*[/\\]tests?[/\\])|[/\\]shardwise[/\\]ir[/\\]trace")
+_LIBRARY: Final = re.compile(
+    r"[/\\]torch[/\\](?!.*[/\\]tests?[/\\])|[/\\]shardwise[/\\]ir[/\\]trace"
+)
 _REPEATED: Final = re.compile(r"@\d+")
 
 
@@ -73,7 +76,11 @@ class Converter:
         name = self._name(name)
         self.operators.append(
             Operator(
-                name, "aten.full.default", (spec.shape, value), (("dtype", Dtype(spec.dtype)),), (spec,)
+                name,
+                "aten.full.default",
+                (spec.shape, value),
+                (("dtype", Dtype(spec.dtype)),),
+                (spec,),
             )
         )
         return Ref(name)
@@ -97,9 +104,7 @@ class Converter:
         kind = str(target)
         if target is getitem:
             self.values[node] = self._item(node)
-        elif kind in _DROPPED:
-            return
-        elif isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int):
+        elif kind in _DROPPED or isinstance(node.meta.get("val"), _SCALARS):
             return
         elif kind in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
             self._inline(node, kind)
@@ -125,9 +130,10 @@ class Converter:
         if kind == "wrap_with_autocast":
             _, _, enabled, _, body, *operands = node.args
             if enabled:
+                inside = next(n for n in self.values[body].graph.nodes if n.meta.get("stack_trace"))
                 raise UntraceableModelError(
-                    f"cannot trace {self._where(node)}: autocast is on inside the model; train in a "
-                    "compute dtype (TrainingSpec.compute_dtype) instead"
+                    f"cannot trace {self._where(inside)}: autocast is on inside the model; train in "
+                    "a compute dtype (TrainingSpec.compute_dtype) instead"
                 )
             detaches = False
         else:
@@ -155,7 +161,13 @@ class Converter:
         name = self._name(f"{ref.name}_detached")
         self.operators.append(
             Operator(
-                name, "aten.detach.default", (ref,), (), (spec,), self._path(node), self._place(node)
+                name,
+                "aten.detach.default",
+                (ref,),
+                (),
+                (spec,),
+                self._path(node),
+                self._place(node),
             )
         )
         return Ref(name)
@@ -206,9 +218,8 @@ class Converter:
 
     def spec(self, tensor: torch.Tensor, node: fx.Node) -> TensorSpec:
         """Shape and dtype of a fake tensor, in the named symbols."""
-        dims = tuple(
-            size if type(size) is int else size.node.expr for size in tensor.shape
-        )
+        sizes: tuple[Any, ...] = tuple(tensor.shape)
+        dims = tuple(size if type(size) is int else size.node.expr for size in sizes)
         key = (dims, tensor.dtype)
         if key not in self._specs:
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -232,7 +243,7 @@ class Converter:
         if isinstance(value, tuple | list):
             return tuple(self._argument(item, node) for item in value)
         if value is None or type(value) in (bool, int, float, str):
-            return value  # type: ignore[no-any-return]
+            return value
         if isinstance(value, torch.dtype):
             return Dtype(str(value).removeprefix("torch."))
         if isinstance(value, torch.device | torch.layout | torch.memory_format):
@@ -242,7 +253,7 @@ class Converter:
     def _scalar(self, value: Any, node: fx.Node) -> Argument:
         """A size as an expression; other symbolic scalars have no place in a frozen graph."""
         if type(value) in (bool, int, float):
-            return value  # type: ignore[no-any-return]
+            return value
         if isinstance(value, torch.SymInt):
             return self.sizes.size(value.node.expr, lambda: self._where(node))
         if isinstance(value, torch.SymFloat):
@@ -278,4 +289,3 @@ def source_line(trace: str) -> str:
     frames: Sequence[tuple[str, str, str]] = _FRAME.findall(trace)
     own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
     return f"{PurePath(own[-1][0]).name}:{own[-1][1]}" if own else ""
-

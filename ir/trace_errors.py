@@ -1,5 +1,6 @@
 """What went wrong in a trace, said so that a user can act: module, source line, rule, remedy."""
 
+import operator
 import re
 import traceback
 from pathlib import PurePath
@@ -8,7 +9,8 @@ from typing import Final
 
 from torch import nn
 
-from shardwise.ir.errors import ShardwiseError, UntraceableModelError
+from shardwise.ir.errors import ParseError, ShardwiseError, UntraceableModelError
+from shardwise.ir.expression import evaluate, free_names, parse_expression
 
 _LIBRARY: Final = re.compile(
     r"[/\\]torch[/\\]|[/\\](shardwise[/\\])?ir[/\\]trace|[/\\]transformers[/\\]utils[/\\]|"
@@ -16,31 +18,43 @@ _LIBRARY: Final = re.compile(
 )
 _RAISED_AT: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _FIX: Final = re.compile(r"^\s*(\w+) = (.+)$", re.MULTILINE)
+_GUARD: Final = re.compile(
+    r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M
+)
+_SIZE: Final = re.compile(r"L\['tensors'\]\[\d+\]\.size\(\)\[\d+\]")
+_COMPARED: Final = re.compile(r"(.+?) (!=|==|<=|>=|<|>) (.+)")
+_HOLDS: Final = {
+    "!=": operator.ne, "==": operator.eq, "<=": operator.le, ">=": operator.ge,
+    "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+_FEW: Final = 16
+"""So many of the smallest sizes may be left out without asking."""
+_READS: Final = re.compile(r"\.item\(|\.tolist\(|\b(int|float|bool)\(")
 _RANGE: Final = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 _REMEDIES: Final = (
+    (
+        "DataDependentOutput",
+        "a Python number is read from a tensor (.item(), int(), .tolist()); keep it a tensor",
+    ),
+    (
+        "DynamicOutputShape",
+        "a shape depends on the values of a tensor (nonzero, masked_select, unique); use "
+        "torch.where or a fixed number of rows",
+    ),
+    (
+        "Data dependent",
+        "a Python number is read from a tensor (.item(), int(), .tolist()); keep it a tensor",
+    ),
     (
         "GuardOnDataDependent",
         "control flow depends on the values of a tensor; compute both sides and choose with "
         "torch.where, or take the decision out of forward",
     ),
     (
-        "DataDependentOutput",
-        "a Python number is read from a tensor (.item(), int(), float(), .tolist()); keep it a tensor",
-    ),
-    (
-        "DynamicOutputShape",
-        "a shape depends on the values of a tensor (nonzero, masked_select, unique); use torch.where "
-        "or a fixed number of rows",
-    ),
-    (
-        "Data dependent",
-        "a Python number is read from a tensor (.item(), int(), float(), .tolist()); keep it a tensor",
-    ),
-    (
         "Constraint",
-        "the model does not hold for all these sizes; narrow them with dims=, or make a size fixed by "
-        "giving an int in its place in inputs= (one trace per bucket)",
+        "the model does not hold for all these sizes; narrow them with dims=, or make a size fixed "
+        "by giving an int in its place in inputs= (one trace per bucket)",
     ),
 )
 
@@ -50,7 +64,7 @@ def explained(error: Exception, model: nn.Module, name: str) -> ShardwiseError:
     if isinstance(error, ShardwiseError):
         return error
     module, place = blamed(error, model)
-    kind = type(error).__name__
+    kind = "Data dependent" if _READS.search(place) else type(error).__name__
     text = " ".join(_reason(error).split())
     remedy = next(
         (remedy for mark, remedy in _REMEDIES if mark in kind or mark in str(error)),
@@ -82,37 +96,68 @@ def blamed(error: BaseException, model: nn.Module) -> tuple[str, str]:
                 module = f"{names[id(owner)] or '(root)'} ({type(owner).__name__})"
                 return module, place
         named = [found for found in _RAISED_AT.findall(str(one)) if not _LIBRARY.search(found[0])]
-        if named and not (place and module):
+        if place and not named:
+            return "", place
+        if named:
             file, number, _ = named[-1]
             summary = traceback.FrameSummary(file, int(number), "")
             return module, f"{PurePath(file).name}:{number} ({(summary.line or '').strip()})"
     return "", ""
 
 
-def narrowed(error: Exception, names: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]] | None:
-    """Ranges of sizes that torch suggests after an error about them; None where it suggests none.
+def narrowed(
+    error: Exception, ranges: dict[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]] | None:
+    """Ranges of sizes, inside the given ones, for which the model may hold after such an error.
 
-    Only ranges inside the given ones count; a suggestion to fix or derive a size is none.
+    What torch suggests, or else without the few smallest sizes for which a condition fails. None
+    where neither is said: a size is to be fixed, or derived from another, or many sizes fail.
     """
-    marks = "Suggested fixes:"
     text = str(error)
-    if marks not in text:
-        return None
-    result = dict(names)
-    changed = False
-    for name, fix in _FIX.findall(text.partition(marks)[2]):
-        if name not in names:
+    result = dict(ranges)
+    for name, fix in _FIX.findall(text.partition("Suggested fixes:")[2]):
+        if name not in ranges:
             continue
         found = _RANGE.fullmatch(fix.strip())
         if found is None:
             return None
-        low = max(names[name][0], int(found.group(1) or 0))
-        high = min(names[name][1], int(found.group(2) or names[name][1]))
-        if low > high:
-            return None
-        changed = changed or (low, high) != names[name]
-        result[name] = (low, high)
-    return result if changed else None
+        low, high = ranges[name]
+        result[name] = (
+            max(low, int(found.group(1) or 0)), min(high, int(found.group(2) or high))
+        )  # fmt: skip
+    if result == ranges:
+        for name, condition in _GUARD.findall(text):
+            if name not in ranges:
+                return None
+            low = _lowest(condition, name, ranges[name])
+            if low is None:
+                return None
+            result[name] = (max(low, result[name][0]), result[name][1])
+    valid = all(low <= high for low, high in result.values())
+    return result if valid and result != ranges else None
+
+
+def _lowest(condition: str, name: str, ends: tuple[int, int]) -> int | None:
+    """The smallest size from which on a condition on one size holds, if few fail."""
+    parts = _COMPARED.fullmatch(_SIZE.sub(name, condition))
+    if parts is None:
+        return None
+    left, sign, right = parts.groups()
+    try:
+        sides = parse_expression(left), parse_expression(right)
+    except ParseError:
+        return None
+    if not set(free_names(sides[0])) | set(free_names(sides[1])) <= {name}:
+        return None
+    low, high = ends
+    failing = [
+        size
+        for size in range(low, high + 1)
+        if not _HOLDS[sign](*(evaluate(side, {name: size}) for side in sides))
+    ]
+    if not failing or failing[-1] - low >= _FEW:
+        return None
+    return failing[-1] + 1
 
 
 def _reason(error: Exception) -> str:

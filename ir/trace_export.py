@@ -134,7 +134,7 @@ def _converted(
             constants[target] = Constant(target, _spec(value))
             if not is_fake:
                 values[target] = value
-    taken = {item.name for item in (*inputs.inputs, *parameters, *constants.values())}
+    taken = {*(i.name for i in inputs.inputs), *(p.name for p in parameters), *constants}
     taken |= {alias for parameter in parameters for alias in parameter.aliases}
     converter = Converter(sizes, refs, f"{_MODEL}.", taken)
     for name, value in folded:
@@ -204,7 +204,8 @@ def _loss_of(outputs: Any) -> Any:
     tensors = list(_tensors(outputs))
     if not tensors:
         raise InvalidValueError(
-            f"the model returns {type(outputs).__name__} without a tensor: return a loss, or pass loss="
+            f"the model returns {type(outputs).__name__} without a tensor: return a loss, or pass "
+            "loss="
         )
     return tensors[0]
 

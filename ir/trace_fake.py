@@ -16,9 +16,9 @@ from typing import Any
 
 import sympy.tensor.tensor  # noqa: F401  (these four are loaded by the first trace otherwise)
 import torch
-import torch._export.passes  # noqa: F401
-import torch._functorch.partitioners  # noqa: F401
-import torch.export._unlift  # noqa: F401
+import torch._export.passes
+import torch._functorch.partitioners
+import torch.export._unlift
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
 from torch._subclasses import fake_tensor
@@ -36,7 +36,7 @@ _OPERATIONS = (
 )  # fmt: skip
 
 
-class RememberingFakeTensorMode(FakeTensorMode):
+class RememberingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode that copies the output of an operator it has seen on the same sizes.
 
     An output that is a view does not share the storage of its input then; nothing in a trace reads

@@ -1,4 +1,4 @@
-"""A model seen without its weights: parameters and buffers become fake tensors on cpu for a while."""
+"""A model seen without its weights: for a while, its parameters and buffers are fake, on cpu."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ def without_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[Non
     fakes: dict[int, torch.Tensor] = {}
     undo: list[tuple[dict[str, Any], str, Any]] = []
 
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
+    def fake(tensor: torch.Tensor) -> Any:
         if id(tensor) not in fakes:
             parameter = isinstance(tensor, nn.Parameter)
             cast = dtype is not None and parameter and tensor.is_floating_point()

@@ -7,7 +7,7 @@ needs. `load_model(spec, weights="random", seed=0)` builds real weights for trai
 import importlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch import nn
 from shardwise.ir.dtype import check_dtype
 from shardwise.ir.errors import FileFormatError, InvalidValueError, ShardwiseError
 
-_FORM = "give hf:PATH (a Hugging Face config.json) or module:FUNCTION (a function that returns a module)"
+_FORM = "give hf:PATH (a Hugging Face config.json) or module:FUNCTION (it returns a module)"
 
 
 def load_model(
@@ -28,8 +28,8 @@ def load_model(
 ) -> nn.Module:
     """The model that `spec` names, in training mode unless `train=False`.
 
-    `hf:path.json`: the class in `architectures`, else a causal language model, with SDPA attention and
-    no cache. `package.module:function`: what the function returns. Raises InvalidValueError for
+    `hf:path.json`: the class in `architectures`, else a causal language model, with SDPA attention
+    and no cache. `package.module:function`: what the function returns. Raises InvalidValueError for
     another spec, FileFormatError for a file that is no such config.
     """
     kind, _, rest = spec.partition(":")
@@ -54,18 +54,16 @@ def _from_config(path: Path, dtype: str) -> nn.Module:
         raise FileFormatError(f"{path}: not JSON ({error}); give a config.json") from None
     if not isinstance(values, dict) or "model_type" not in values:
         raise FileFormatError(
-            f"{path}: no model_type: a Hugging Face config.json names one, e.g. \"llama\""
+            f'{path}: no model_type: a Hugging Face config.json names one, e.g. "llama"'
         )
     try:
         import transformers
     except ImportError:
-        raise InvalidValueError(
-            "hf: models need transformers; install shardwise[hf]"
-        ) from None
+        raise InvalidValueError("hf: models need transformers; install shardwise[hf]") from None
     names = values.get("architectures") or []
     try:
         config = transformers.AutoConfig.for_model(**values)
-        builder = getattr(transformers, names[0], None) if names else None
+        builder: Any = getattr(transformers, names[0], None) if names else None
         settings = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
         if builder is None:
             builder = transformers.AutoModelForCausalLM

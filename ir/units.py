@@ -2,9 +2,10 @@
 
 A layer is found by structure: the first component of a module path that is a number (an element of
 a list of modules) makes its path, up to there, a unit ("model.layers.0"). What stands before the
-first layer is `embed`, after the last `head`; both are absent where they would be empty. What stands
-between two layers belongs to the one before it, except where another list begins (the decoder
-after the encoder): there it is a unit of its own. A model without layers is one unit, `model`.
+first layer is `embed`, after the last `head`; both are absent where they would be empty. What
+stands between two layers belongs to the one before it, except where another list begins (the
+decoder after the encoder): there it is a unit of its own, `bridge`. A model without layers is one
+unit, `model`.
 """
 
 import re
@@ -26,7 +27,7 @@ def layer_of(module_path: str) -> str:
 
 
 def find_units(graph: OperatorGraph) -> tuple[Unit, ...]:
-    """The units of a graph, in order, tiling its operators; raises InvalidValueError if it is empty."""
+    """The units of a graph, in order, tiling its operators; InvalidValueError if it has none."""
     if not graph.operators:
         raise InvalidValueError("the graph has no operators: there is nothing to plan")
     layers = [layer_of(operator.module_path) for operator in graph.operators]
@@ -47,9 +48,7 @@ def _suffixed_layers(paths: Sequence[str]) -> list[str]:
     found = [_SUFFIXED.match(path) for path in paths]
     names = {(match.group(1), match.group(2)) for match in found if match}
     lists = [prefix for prefix, _ in names]
-    return [
-        match.group() if match and lists.count(match.group(1)) > 1 else "" for match in found
-    ]
+    return [match.group() if match and lists.count(match.group(1)) > 1 else "" for match in found]
 
 
 def _pieces(layers: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -77,7 +76,11 @@ def _pieces(layers: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def _list_of(layer: str) -> str:
-    return layer.rpartition(".")[0] if layer.rpartition(".")[2].isdigit() else layer.rstrip("0123456789")
+    return (
+        layer.rpartition(".")[0]
+        if layer.rpartition(".")[2].isdigit()
+        else layer.rstrip("0123456789")
+    )
 
 
 def _named(pieces: Sequence[tuple[str, int, int]], graph: OperatorGraph) -> list[Unit]:

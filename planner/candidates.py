@@ -6,6 +6,7 @@ that depends on the scheme but on no size (gathers and reductions of parameters)
 priced once. Units with equal steps are priced once, with their count.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,13 +21,7 @@ from shardwise.ir.trace import TracedModel
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner import menu
 from shardwise.planner.kinds import Kinds, parameter_kinds
-from shardwise.planner.memory_model import (
-    UnitMemory,
-    gathered_bytes,
-    rest_memory,
-    slot_bytes,
-    unit_memory,
-)
+from shardwise.planner.memory_model import SlotMemory, gathered_bytes, rest_memory, slot_memory
 from shardwise.planner.scheme import Scheme, choices, scheme_rest, tensor_dims
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.traffic import Traffic, at_rest
@@ -65,6 +60,8 @@ class MeshPrograms:
     groups: Mapping[str, tuple[tuple[int, int], ...]]
     """Per implementation, (index of a unit, how many units are like it); recomputable ones
     apart."""
+    like: Mapping[str, tuple[int, ...]]
+    """Per implementation and unit, the index of the first unit like it."""
     dims: Mapping[str, int]
     """The dim on which tensor parallelism cuts each parameter."""
     kinds: Kinds
@@ -76,28 +73,27 @@ class MeshPrograms:
         for name in menu.implementations(mesh):
             one = menu.strategy(name, mesh, Recompute.NONE)
             programs[name] = localise(traced.graph, traced.units, mesh, [one] * len(traced.units))
-        groups = {name: _groups(program, traced) for name, program in programs.items()}
+        like = {name: _like(program, traced) for name, program in programs.items()}
+        groups = {name: tuple(Counter(firsts).items()) for name, firsts in like.items()}
         dims = tensor_dims(programs["tensor_sequence"]) if "tensor_sequence" in programs else {}
         uses = {
             name: [step for step in program.steps() if isinstance(step, Use)]
             for name, program in programs.items()
         }
         kinds = parameter_kinds(traced.graph, uses, dims, training)
-        return cls(traced, mesh, programs, groups, dims, kinds)
+        return cls(traced, mesh, programs, groups, like, dims, kinds)
 
     def is_layer(self, index: int) -> bool:
         """Whether the unit is a layer, which recomputation may repeat."""
         return bool(self.traced.units[index].module_path)
 
 
-def _groups(program: LocalProgram, traced: TracedModel) -> tuple[tuple[int, int], ...]:
+def _like(program: LocalProgram, traced: TracedModel) -> tuple[int, ...]:
     first: dict[object, int] = {}
-    count: dict[int, int] = {}
-    for index, unit in enumerate(program.units):
-        key = (bool(traced.units[index].module_path), canonical(unit))
-        at = first.setdefault(key, index)
-        count[at] = count.get(at, 0) + 1
-    return tuple(count.items())
+    return tuple(
+        first.setdefault((bool(traced.units[index].module_path), canonical(unit)), index)
+        for index, unit in enumerate(program.units)
+    )
 
 
 def canonical(unit: UnitProgram) -> tuple[object, ...]:
@@ -130,7 +126,7 @@ def canonical(unit: UnitProgram) -> tuple[object, ...]:
             )  # fmt: skip
         for name in made_by(step):
             number(name)
-    return tuple(steps)
+    return (*steps, tuple(map(number, unit.writes)))
 
 
 def _name(ref: Ref) -> str:
@@ -143,7 +139,8 @@ class ActivationTable:
     def __init__(self, programs: MeshPrograms, pricer: Pricer, training: TrainingSpec) -> None:
         self.programs, self.pricer, self.training = programs, pricer, training
         self._times: dict[tuple[str, bool, int, int], float] = {}
-        self._memory: dict[tuple[str, int, int], dict[int, UnitMemory]] = {}
+        self._memory: dict[tuple[str, bool], SlotMemory] = {}
+        self._traffics: dict[str, Traffic] = {}
         self._slots: dict[tuple[str, bool, int, int, tuple[int, ...]], int] = {}
         self._rests: dict[str, tuple[Rest, ...]] = {}
 
@@ -163,7 +160,7 @@ class ActivationTable:
         again = option.recompute is Recompute.LAYER
         key = (option.implementation, again, option.documents_per_slot, length)
         if key not in self._times:
-            traffic = Traffic(self.programs.programs[option.implementation], {}, self.training)
+            traffic = self.traffic(option.implementation)
             sizes = {"B": option.documents_per_slot, "S": length}
             self._times[key] = sum(
                 count
@@ -177,33 +174,35 @@ class ActivationTable:
             )
         return self._times[key]
 
-    def memory(self, option: Option, length: int) -> dict[int, UnitMemory]:
-        """Memory of each kind of unit, by the index of its first unit."""
-        key = (option.implementation, option.documents_per_slot, length)
-        if key not in self._memory:
-            program = self.programs.programs[option.implementation]
-            traffic = Traffic(program, {}, self.training)
-            sizes = {"B": option.documents_per_slot, "S": length}
-            self._memory[key] = {
-                index: unit_memory(program.units[index], traffic, sizes)
-                for index, _ in self.programs.groups[option.implementation]
-            }
-        return self._memory[key]
-
+    def traffic(self, implementation: str) -> Traffic:
+        """The program without parameters: what prices of activations read."""
+        if implementation not in self._traffics:
+            program = self.programs.programs[implementation]
+            self._traffics[implementation] = Traffic(program, {}, self.training)
+        return self._traffics[implementation]
 
     def slot_bytes(self, option: Option, length: int, gathered: tuple[int, ...]) -> int:
         """Bytes that a full slot adds to what rests; `gathered` for each kind of unit."""
         again = option.recompute is Recompute.LAYER
         key = (option.implementation, again, option.documents_per_slot, length, gathered)
         if key not in self._slots:
-            programs = self.programs
-            units = self.memory(option, length)
-            groups = programs.groups[option.implementation]
-            self._slots[key] = slot_bytes(
-                (units[index], copies, count, again and programs.is_layer(index))
-                for (index, count), copies in zip(groups, gathered, strict=True)
-            )
+            sizes = {"B": option.documents_per_slot, "S": length}
+            memory = self._slot_memory(option.implementation, again)
+            self._slots[key] = memory.slot_bytes(sizes, gathered)
         return self._slots[key]
+
+    def _slot_memory(self, implementation: str, again: bool) -> SlotMemory:
+        key = (implementation, again)
+        if key not in self._memory:
+            programs = self.programs
+            units = range(len(programs.traced.units))
+            self._memory[key] = slot_memory(
+                self.traffic(implementation),
+                programs.groups[implementation],
+                programs.like[implementation],
+                [again and programs.is_layer(index) for index in units],
+            )
+        return self._memory[key]
 
 
 class SchemeTable:
@@ -228,8 +227,9 @@ class SchemeTable:
         self.parameters = {name: found[first] for name, first in kinds.first.items()}
         self.traffics = {
             name: Traffic(
-                programs.programs[name], self.parameters, activations.training, kinds.counts
-            )
+                programs.programs[name], self.parameters, activations.training, kinds.counts,
+                activations.traffic(name).saves,
+            )  # fmt: skip
             for name in implementations
         }
         self.rest = rest_memory(list(self.traffics.values()))

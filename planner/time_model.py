@@ -25,7 +25,7 @@ from shardwise.ir.program import Call, UnitProgram, Use
 from shardwise.ir.software import SoftwareProfile
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.sizes import number
-from shardwise.planner.traffic import Messages, Traffic, recomputed
+from shardwise.planner.traffic import Messages, Traffic
 
 MATMULS: Final = frozenset(
     f"aten.{name}.default" for name in ("linear", "addmm", "matmul", "mm", "bmm", "convolution")
@@ -81,22 +81,24 @@ class Pricer:
         group = traffic.mesh.groups(axes)[0]
         return self.hardware.collective_s(kind, self.cluster.span_of(group), size)
 
-    def calls_s(self, unit: UnitProgram, sizes: Mapping[str, int]) -> tuple[float, float, float]:
+    def calls_s(
+        self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]
+    ) -> tuple[float, float, float]:
         """Seconds of a unit's calls: forward, backward, and forward once more if recomputed."""
         forward = backward = again = 0.0
-        for call, count, count_again in self._grouped(unit):
+        for call, count, count_again in self._grouped(traffic, unit):
             one = self._call_s(call, sizes)
             forward += count * one[0]
             backward += count * one[1]
             again += count_again * one[0]
         return forward, backward, again
 
-    def _grouped(self, unit: UnitProgram) -> "Grouped":
+    def _grouped(self, traffic: Traffic, unit: UnitProgram) -> "Grouped":
         """A unit's calls of equal price once: (call, how many, how many recomputation repeats)."""
         known = self._units.get(id(unit))
         if known is None:
             groups: dict[tuple[object, ...], tuple[Call, int, int]] = {}
-            again = {id(step) for step in recomputed(unit)}
+            again = {id(step) for step in traffic.recomputed(unit)}
             for step in unit.steps:
                 if isinstance(step, Call):
                     key = _price_key(step)
@@ -137,7 +139,7 @@ class Pricer:
         self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int], *, recompute: bool
     ) -> float:
         """Seconds of a unit's calls and of the messages of its values, forward and backward."""
-        forward, backward, again = self.calls_s(unit, sizes)
+        forward, backward, again = self.calls_s(traffic, unit, sizes)
         total = forward + backward + (again if recompute else 0.0)
         messages = traffic.activations(unit, sizes, recompute=recompute)
         return total + self.messages_s(messages, traffic)

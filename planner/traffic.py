@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from shardwise.ir.autograd_saves import saved_operands, saves_anything
+from shardwise.ir.autograd_saves import SavesTable, UnitSaves
 from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.layout import Layout, Shard
 from shardwise.ir.lowering import lower
@@ -72,6 +72,13 @@ class Traffic:
     training: TrainingSpec
     counts: Mapping[str, int] = field(default_factory=dict)
     """Where some parameters are alike: the name of one of each kind -> how many there are."""
+    saves: SavesTable | None = None
+    """Of the program; made where none is shared."""
+
+    def __post_init__(self) -> None:
+        if self.saves is None:
+            table = SavesTable(self.program, self.training.trains)
+            object.__setattr__(self, "saves", table)
 
     @property
     def mesh(self) -> Mesh:
@@ -96,7 +103,7 @@ class Traffic:
     ) -> Messages:
         """Messages of values; they depend on the sizes and on no parameter's rest."""
         total: Messages = Counter()
-        for steps in (unit.steps, recomputed(unit) if recompute else ()):
+        for steps in (unit.steps, self.recomputed(unit) if recompute else ()):
             for step in steps:
                 if isinstance(step, Move):
                     total.update(self._value(step, sizes, *_forward(step)))
@@ -111,7 +118,7 @@ class Traffic:
         """Messages of parameters; they depend on no size. Step-long copies are not among them."""
         total: Messages = Counter()
         uses = [step for step in unit.steps if isinstance(step, Use)]
-        again = uses if recompute else list(self._opened_again(unit))
+        again = uses if recompute else self.unit_saves(unit).opened
         for use in (*uses, *again):
             if self.parameters[use.parameter].rest.lifetime is Lifetime.USE:
                 one = self.parameters[use.parameter]
@@ -159,17 +166,17 @@ class Traffic:
                     total[message] += count
         return total
 
-    def _opened_again(self, unit: UnitProgram) -> Iterator[Use]:
-        """Uses whose copy autograd saves: short-lived ones are gathered again in backward."""
-        uses = {step.name: step for step in unit.steps if isinstance(step, Use)}
-        opened: dict[str, Use] = {}
-        for step in unit.steps:
-            if isinstance(step, Call):
-                names = [ref.name for ref in step.operator.refs()]
-                for index in saved_operands(step):
-                    if names[index] in uses:
-                        opened[names[index]] = uses[names[index]]
-        yield from opened.values()
+    def unit_saves(self, unit: UnitProgram) -> UnitSaves:
+        """What autograd keeps of a unit."""
+        assert self.saves is not None
+        return self.saves.of(unit)
+
+    def recomputed(self, unit: UnitProgram) -> tuple[Step, ...]:
+        """The steps that a recomputed unit runs again: all uses, then up to the last that saves."""
+        last = self.unit_saves(unit).last
+        return tuple(
+            step for i, step in enumerate(unit.steps) if i <= last or isinstance(step, Use)
+        )
 
     def _value(
         self, move: Move, sizes: Mapping[str, int], source: Layout, target: Layout
@@ -227,12 +234,3 @@ def _forward(move: Move) -> tuple[Layout, Layout]:
 
 def _backward(move: Move) -> tuple[Layout, Layout]:
     return move.target.gradient, move.source.gradient
-
-
-def recomputed(unit: UnitProgram) -> tuple[Step, ...]:
-    """The steps that a recomputed unit runs again: all uses, then up to the last one that saves."""
-    last = max(
-        (i for i, s in enumerate(unit.steps) if isinstance(s, Call) and saves_anything(s)),
-        default=-1,
-    )
-    return tuple(step for i, step in enumerate(unit.steps) if i <= last or isinstance(step, Use))

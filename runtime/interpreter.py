@@ -14,10 +14,10 @@ from torch import nn
 from shardwise.ir.argument import Argument, Dtype, Ref
 from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.expression import evaluate
-from shardwise.ir.graph import OperatorGraph
+from shardwise.ir.graph import GraphInput, OperatorGraph, Parameter
 from shardwise.ir.operator import Operator
+from shardwise.ir.rewrite import leaves
 from shardwise.runtime.emit import aten, returns_list, torch_attribute
-
 
 Around = Callable[[Operator], AbstractContextManager[object]]
 """Entered around the run of each operator: to count, time or record what it does."""
@@ -32,19 +32,16 @@ def interpret(
     """The outputs of the graph.
 
     `values` hold every input, parameter and constant by name (see `module_values`), on one device;
-    gradients flow to those that require them. Sizes are read from the inputs. Raises InvalidValueError
-    for a missing value or for a shape that the graph does not have, UnsupportedError for an operator
-    that this torch lacks. Buffers that the graph updates are not written; see `graph.updates`.
+    gradients flow to those that require them. Sizes are read from the inputs. Raises
+    InvalidValueError for a missing value or for a shape that the graph does not have,
+    UnsupportedError for an operator that this torch lacks. Buffers that the graph updates are not
+    written; see `graph.updates`.
     """
-    missing = [
-        item.name
-        for item in (*graph.inputs, *graph.parameters, *graph.constants)
-        if item.name not in values
-    ]
+    missing = [item.name for item in leaves(graph) if item.name not in values]
     if missing:
         raise InvalidValueError(
-            f"no values for {', '.join(missing[:5])}: give every input, parameter and constant of the "
-            "graph; module_values makes the last two from a model"
+            f"no values for {', '.join(missing[:5])}: give every input, parameter and constant of "
+            "the graph; module_values makes the last two from a model"
         )
     run = _Run(graph, values)
     for operator in graph.operators:
@@ -69,15 +66,17 @@ def module_values(
     """Parameters and constants of a graph, by name, as they stand in the model.
 
     `constants` are those of the trace (`TracedModel.constants`). Sections of a fused parameter are
-    cut from it, so gradients reach the model's own parameter. Raises InvalidValueError for a name that
-    the model lacks.
+    cut from it, so gradients reach the model's own parameter. Raises InvalidValueError for a name
+    that the model lacks.
     """
-    state = dict(model.named_parameters(remove_duplicate=False))
+    state: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     state.update(model.named_buffers(remove_duplicate=False))
     state.update(constants or {})
     values = {}
-    for item in (*graph.parameters, *graph.constants):
-        section = getattr(item, "section", None)
+    for item in leaves(graph):
+        if isinstance(item, GraphInput):
+            continue
+        section = item.section if isinstance(item, Parameter) else None
         source = section.source if section is not None else item.name
         if source not in state:
             raise InvalidValueError(

@@ -96,6 +96,7 @@ class Output:
     eval_every: int = 0
     """Steps between evaluations; 0 never."""
     eval_documents: int = 64
+    """The last documents of the corpus, which are not trained on where `eval_every` is set."""
 
 
 @dataclass(frozen=True, slots=True)

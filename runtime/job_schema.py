@@ -48,7 +48,7 @@ class DataForm(_Form):
 
 
 class TrainingForm(_Form):
-    """Recipe."""
+    """How it is trained."""
 
     steps: int = Field(ge=1, description="optimizer steps")
     tokens_per_step: int = Field(
@@ -79,7 +79,9 @@ class RunForm(_Form):
     )
     save_every: int = Field(0, ge=0, description="steps between checkpoints; 0: at the end only")
     eval_every: int = Field(0, ge=0, description="steps between evaluations; 0: never")
-    eval_documents: int = Field(64, ge=1, description="documents of an evaluation")
+    eval_documents: int = Field(
+        64, ge=1, description="the last of the corpus, held out where eval_every is set"
+    )
     log_every: int = Field(1, ge=1, description="steps between progress lines")
 
 

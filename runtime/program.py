@@ -252,7 +252,8 @@ def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
     """torch's mesh over permuted ranks; None for simulated ranks, which have no process group."""
     if not dist.is_initialized() or dist.get_world_size() != mesh.world_size or not mesh.axes:
         return None
-    return DeviceMesh(device.type, mesh.rank_grid(), mesh_dim_names=mesh.axis_names)
+    # As lists: torch 2.13 reads the memory of a transposed array in its own order.
+    return DeviceMesh(device.type, mesh.rank_grid().tolist(), mesh_dim_names=mesh.axis_names)
 
 
 def _master(

@@ -61,13 +61,14 @@ def lengths(
     output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")],
     max_length: Annotated[int, typer.Option(help="Longer documents are split at it.")] = 8192,
     tokenizer: Annotated[str, typer.Option(help="bytes, or hf:DIR.")] = "bytes",
+    field: Annotated[str, typer.Option(help="Key of the text in .jsonl files.")] = "text",
 ) -> None:
     """Measure the lengths of a corpus: print percentiles, write the histogram that `plan` reads."""
     from shardwise.ir.lengths import Lengths
     from shardwise.ir.lengths_file import write_lengths
     from shardwise.runtime.corpus import load_corpus
 
-    found = load_corpus(corpus, tokenizer, max_length=max_length)
+    found = load_corpus(corpus, tokenizer, max_length=max_length, field=field)
     histogram = Lengths.from_samples(found.lengths(), source=f"{corpus}, {tokenizer}")
     write_lengths(histogram, output)
     typer.echo(f"{corpus}: {found.describe()}")

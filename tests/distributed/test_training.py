@@ -30,6 +30,8 @@ def train_steps(context, job, plan, steps, saves, resume):
     found = losses(trainer, steps)
     if saves:
         save(trainer)
+    for name, master in trainer.program.named_parameters():
+        assert torch.equal(master.full_tensor(), trainer.program.store.full(name)), name
     totals = trainer.totals
     return found, totals.switches, totals.switch_bytes, dict(totals.slots)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shardwise.ir.mesh import Mesh
+from shardwise.ir.program import Use
 from shardwise.ir.strategy import Recompute
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.traffic import Traffic, at_rest
@@ -73,7 +74,8 @@ def test_messages(mesh, scheme, recompute, kv_heads):
     )
     _, units = hand_graph(kv_heads=kv_heads)
     for counters, (programs, rests) in results:
-        parameters = at_rest(rests, programs, parsed)
+        uses = [s for p in programs for s in p.steps() if isinstance(s, Use)]
+        parameters = at_rest(rests, uses, parsed)
         again = [recompute is Recompute.LAYER and bool(u.module_path) for u in units]
         for program, counted in zip(programs, counters, strict=False):
             stated = Traffic(program, parameters, TRAINING).slot({"B": 4, "S": 8}, again)

@@ -1,0 +1,136 @@
+"""The one process that a distributed program is compared with: the module itself, in float64.
+
+Every document runs alone and unpadded through the model's own code, so that tracing,
+normalisation, padding and batching are checked as well as the sharding. Casts of the model to
+narrower floats are lifted to float64 (`lifting`), as they are in the graph (ir/lift.py).
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwise.ir.trace import TracedModel
+from shardwise.ir.trace_export import LossFunction
+from shardwise.runtime.interpreter import interpret, module_values
+from shardwise.runtime.verify_data import Document
+
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class lifting(TorchDispatchMode):  # noqa: N801  (used like a function: `with lifting():`)
+    """Context in which every dtype that an operator is asked for is float64 if it is a float."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Calls the operator with float64 in place of narrower floats."""
+        wide = {key: _wide(value) for key, value in (kwargs or {}).items()}
+        return func(*(_wide(value) for value in args), **wide)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+
+
+class Reference:
+    """Model, optimizer and gradients of the one process."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        traced: TracedModel,
+        loss: LossFunction | None,
+        trainable: Mapping[str, bool],
+        learning_rate: float,
+    ) -> None:
+        self.model, self.traced, self.loss = model, traced, loss
+        taken = inspect.signature(model.forward).parameters
+        every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+        names = (item.name for item in traced.graph.inputs)
+        self._accepted = [name for name in names if every or name in taken]
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._names = [p.name for p in traced.graph.parameters if trainable[p.name]]
+        trained = list(dict.fromkeys(self._source(name) for name in self._names))
+        for parameter in model.parameters():
+            parameter.requires_grad_(any(parameter is self._parameters[n] for n in trained))
+        self.optimizer = torch.optim.AdamW(
+            [self._parameters[name] for name in trained], lr=learning_rate
+        )
+
+    def _source(self, name: str) -> str:
+        """The model's parameter that a parameter of the graph is, or is a section of."""
+        found = next(p for p in self.traced.graph.parameters if p.name == name)
+        return found.section.source if found.section is not None else name
+
+    def gradients(
+        self, documents: Iterable[Document], clip_norm: float | None
+    ) -> tuple[float, dict[str, torch.Tensor]]:
+        """(mean loss, gradients by name) over documents; gradients stay on the parameters too."""
+        total, weight = 0.0, 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        for document in documents:
+            count = self._weight(document)
+            if count == 0:
+                continue
+            loss = self._loss(document, count)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total, weight = total + float(loss.detach()), weight + count
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+                parameter.grad = grad / weight
+        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = float(torch.stack([g.square().sum() for g in found]).sum().sqrt())
+        if clip_norm is not None and norm > clip_norm:
+            for grad in found:
+                grad.mul_(clip_norm / norm)
+        return total / weight, {name: self._value(name, of_grad=True) for name in self._names}
+
+    def step(self) -> dict[str, torch.Tensor]:
+        """One AdamW step; the weights after it, by name."""
+        self.optimizer.step()
+        return {name: self._value(name, of_grad=False) for name in self._names}
+
+    def _value(self, name: str, *, of_grad: bool) -> torch.Tensor:
+        parameter = self._parameters[self._source(name)]
+        value = parameter.grad if of_grad else parameter
+        assert value is not None
+        section = next(p for p in self.traced.graph.parameters if p.name == name).section
+        if section is not None:
+            value = value.narrow(section.dim, section.start, section.stop - section.start)
+        return value.detach().clone()
+
+    def _batched(self, document: Document) -> dict[str, torch.Tensor]:
+        return {name: value.unsqueeze(0) for name, value in document.items()}
+
+    def _weight(self, document: Document) -> float:
+        """What the document's mean loss counts for: the second output of the graph."""
+        values = module_values(self.model, self.traced.graph, self.traced.constants)
+        with torch.no_grad():
+            return float(interpret(self.traced.graph, {**values, **self._batched(document)})[1])
+
+    def _loss(self, document: Document, weight: float) -> torch.Tensor:
+        """The summed loss of one document, by the model's own code."""
+        batched = self._batched(document)
+        with lifting():
+            outputs = self.model(**{name: batched[name] for name in self._accepted})
+            if self.loss is not None:
+                outputs = self.loss(outputs, batched)
+                if isinstance(outputs, tuple | list):
+                    first: torch.Tensor = outputs[0]
+                    return first
+                mean: torch.Tensor = outputs
+                return mean * weight
+            return _loss_of(outputs) * weight
+
+
+def _loss_of(outputs: Any) -> torch.Tensor:
+    """The mean loss among what a model returns, as the trace takes it."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    while not isinstance(loss, torch.Tensor):
+        outputs = loss = outputs[0] if not isinstance(outputs, torch.Tensor) else outputs
+    return loss
