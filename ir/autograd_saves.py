@@ -1,10 +1,11 @@
 """What the units of a local program keep alive for the backward, before they are run.
 
-The rules per operator are those of ir/saved_rules.py, applied to local shapes: each unit is followed
-with the storages and strides that its values have on one rank. Needed to state three things: bytes
-per rank that a slot keeps (planner/memory_model.py), which gathered weights a backward opens again
-(runtime/regather.py), and where recomputation of a unit stops (torch.utils.checkpoint stops at the
-last tensor that the unit saved). Tests count all three on executed programs.
+The rules per operator are those of ir/saved_rules.py, applied to local shapes: each unit is
+followed with the storages and strides that its values have on one rank. Needed to state three
+things: bytes per rank that a slot keeps (planner/memory_model.py), which gathered weights a
+backward opens again (runtime/regather.py), and where recomputation of a unit stops
+(torch.utils.checkpoint stops at the last tensor that the unit saved). Tests count all three on
+executed programs.
 """
 
 from collections.abc import Callable, Iterator, Mapping

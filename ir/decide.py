@@ -12,7 +12,7 @@ from shardwise.ir import (  # noqa: F401  (the rule modules fill the registry)
 from shardwise.ir.axis_state import WHOLE, AxisState, Sharded, value_layout
 from shardwise.ir.errors import InvalidValueError, UnsupportedError
 from shardwise.ir.mesh import Mesh
-from shardwise.ir.operator import Operator
+from shardwise.ir.operator import Argument, Operator, Ref
 from shardwise.ir.rewrite import argument
 from shardwise.ir.rules import RULES, Decision, Operand, Operands, Setting, whole
 from shardwise.ir.strategy import Role, Strategy
@@ -74,17 +74,44 @@ def decide(
     operands: Sequence[tuple[Operand, ...]],
     setting: tuple[Setting, ...],
     mesh: Mesh,
+    known: dict[tuple[object, ...], list[Decision]] | None = None,
 ) -> list[Decision]:
     """How an operator computes, one decision per axis; `operands[axis]` are its tensor operands.
 
     Each axis on its own, by the rule; where axes would together cut one dim in unequal parts, the
-    last of them reads whole. Raises UnsupportedError for an operator that drops at random.
+    last of them reads whole. `known` remembers decisions of a mesh: equal layers are decided once.
+    Raises UnsupportedError for an operator that drops at random.
     """
     _check_random(operator)
     if not setting:
         return []
     if not operands[0]:
         return [_factory(operator) for _ in setting]
+    if known is None:
+        return _decide(operator, operands, setting, mesh)
+    key = (
+        operator.kind, _without_names(operator.args),
+        tuple((name, _without_names(value)) for name, value in operator.kwargs),
+        operator.outputs, tuple(operands), setting,
+    )  # fmt: skip
+    if key not in known:
+        known[key] = _decide(operator, operands, setting, mesh)
+    return known[key]
+
+
+def _without_names(value: Argument) -> object:
+    """An argument in a form that hashes, with tensors as places only and every type told."""
+    if isinstance(value, tuple):
+        return tuple(map(_without_names, value))
+    return (type(value), None if isinstance(value, Ref) else value)
+
+
+def _decide(
+    operator: Operator,
+    operands: Sequence[tuple[Operand, ...]],
+    setting: tuple[Setting, ...],
+    mesh: Mesh,
+) -> list[Decision]:
     rule = RULES.get(operator.kind, whole)
     views = [Operands(operator, o, s) for o, s in zip(operands, setting, strict=True)]
     decisions = [rule(view) for view in views]

@@ -37,7 +37,7 @@ from shardwise.ir.program import (
     value_name,
 )
 from shardwise.ir.rewrite import NO_GRADIENT
-from shardwise.ir.rules import Operand, Setting, operator_refs
+from shardwise.ir.rules import Decision, Operand, Setting, operator_refs
 from shardwise.ir.rules_view import RESHAPE_KINDS
 from shardwise.ir.strategy import Role, Strategy
 from shardwise.ir.template import Unit
@@ -71,6 +71,7 @@ class _Pass:
         self.uses: dict[tuple[int, str, States], str] = {}
         self.counter: dict[str, int] = {}
         self.layouts: dict[States, ValueLayout] = {}
+        self.decided: dict[tuple[object, ...], list[Decision]] = {}
         self.whole: States = tuple(WHOLE for _ in mesh.axes)
 
     def layout(self, states: States) -> ValueLayout:
@@ -226,6 +227,7 @@ def _place(run: _Pass, operator: Operator, setting: tuple[Setting, ...], unit: i
         ],
         setting,
         run.mesh,
+        run.decided,
     )
     reads = [tuple(decision.reads[i] for decision in decisions) for i in range(len(operands))]
     names = [

@@ -52,6 +52,9 @@ class CleanUp:
         rewriter = Rewriter(graph)
         with_gradient = gradient_values(graph)
         for operator in graph.operators:
+            if operator.kind == "aten.broadcast_tensors.default":
+                _expand_each(operator, rewriter)
+                continue
             operator = _without_empty(operator, rewriter)
             same = _identity_of(operator, rewriter, with_gradient)
             if same is not None:
@@ -59,6 +62,19 @@ class CleanUp:
             else:
                 rewriter.keep(_canonical(operator, rewriter))
         return rewriter.finish()
+
+
+def _expand_each(operator: Operator, rewriter: Rewriter) -> None:
+    """Tensors broadcast against each other: each is expanded where it has to be."""
+    tensors = operator.args[0]
+    assert isinstance(tensors, tuple)
+    for index, (source, output) in enumerate(zip(tensors, operator.outputs, strict=True)):
+        assert isinstance(source, Ref)
+        if rewriter.spec(source) != output:
+            source = rewriter.add(
+                "aten.expand.default", (source, output.shape), output, like=operator
+            )
+        rewriter.forward(Ref(operator.name, index), source)
 
 
 def _without_empty(operator: Operator, rewriter: Rewriter) -> Operator:

@@ -17,7 +17,7 @@ import sympy
 from shardwise.ir.argument import Ref
 from shardwise.ir.expression import Size
 from shardwise.ir.graph import OperatorGraph
-from shardwise.ir.index_form import Box, Choice, Integers, Truth, UnknownForm, index
+from shardwise.ir.index_form import Box, Choice, Integers, Truth, UnknownForm, index, opposite
 from shardwise.ir.index_rules import FormReader
 from shardwise.ir.operator import Operator
 from shardwise.ir.rewrite import argument
@@ -99,14 +99,24 @@ def _kind(mask: Ref, reader: FormReader, *, square: bool) -> MaskUse:
         return MaskUse("mask", MaskKind.UNKNOWN, reason=str(reason))
     shape = reader.shape(mask)
     if isinstance(form, Choice):
-        if (form.inside, form.outside >= _BLOCKED) != (0.0, False):
-            return MaskUse("mask", MaskKind.UNKNOWN, reason="an additive mask with other values")
-        form = reader.simplified(form.where, shape)
+        try:
+            form = reader.simplified(_where_zero(form), shape)
+        except UnknownForm as reason:
+            return MaskUse("mask", MaskKind.UNKNOWN, reason=str(reason))
     if isinstance(form, Integers):
         if form.expression == 0:
             return MaskUse("mask", MaskKind.NONE)
         return MaskUse("mask", MaskKind.UNKNOWN, reason="a bias that depends on positions")
     return _of_truth(form, shape, square=square)
+
+
+def _where_zero(form: Choice) -> Truth:
+    """Where an additive mask lets an element through; UnknownForm if it does more than block."""
+    if form.inside == 0.0 and form.outside <= _BLOCKED:
+        return form.where
+    if form.outside == 0.0 and form.inside <= _BLOCKED:
+        return opposite(form.where)
+    raise UnknownForm("an additive mask with other values")
 
 
 def _of_truth(truth: Truth, shape: tuple[Size, ...], *, square: bool) -> MaskUse:

@@ -6,6 +6,8 @@ dim j takes the shard as (pre / dims before j, rest) if both are whole and the a
 old and the new middle.
 """
 
+from functools import lru_cache
+
 import sympy
 
 from shardwise.ir.axis_state import ADDEND, WHOLE, AxisState, Sharded, Size
@@ -53,6 +55,7 @@ def map_reshape(
     return None
 
 
+@lru_cache(maxsize=1 << 12)
 def _quotient(numerator: sympy.Expr, denominator: sympy.Expr) -> sympy.Expr | None:
     """numerator / denominator where that is a whole polynomial, else None."""
     ratio = sympy.cancel(numerator / denominator)

@@ -5,6 +5,7 @@ to save its floating operands. Source: PyTorch's derivatives.yaml and the kernel
 rules; tests/ir/test_saved_bytes.py compares them with `saved_tensors_hooks`, operator by operator.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -13,6 +14,7 @@ from shardwise.ir.dtype import FLOAT_DTYPES
 from shardwise.ir.operator import Operator
 from shardwise.ir.rewrite import argument
 from shardwise.ir.saved_tracker import Extra, Saved, Tracker, ref_of
+from shardwise.ir.strides import viewed
 from shardwise.ir.tensor import TensorSpec
 
 Rule = Callable[[Tracker, Operator], Iterable[Saved]]
@@ -106,11 +108,19 @@ def _matmul(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
 
 
 def _batched(tracker: Tracker, ref: Ref, operator: Operator) -> Saved:
+    """An operand with its batch dims broadcast and merged into one."""
+    spec, shape = tracker.spec(ref), tracker.shape(ref)
     lead = operator.outputs[0].shape[:-2]
-    spec = tracker.spec(ref)
-    if tuple(lead) != tuple(spec.shape[:-2]):
-        return Extra(TensorSpec((*lead, *spec.shape[-2:]), spec.dtype))
-    return tracker.flattened(ref, len(lead))
+    sizes = tracker.numbers(TensorSpec(lead, spec.dtype))
+    own, strides = shape[:-2], tracker.places[ref].strides
+    spread = (0,) * (len(sizes) - len(own)) + tuple(
+        0 if size == 1 and wide != 1 else stride
+        for size, wide, stride in zip(own, sizes[len(sizes) - len(own) :], strides, strict=False)
+    )
+    merged = (math.prod(sizes), *shape[-2:])
+    if viewed((*sizes, *shape[-2:]), (*spread, *strides[-2:]), merged) is not None:
+        return ref
+    return Extra(TensorSpec((*lead, *spec.shape[-2:]), spec.dtype))
 
 
 @_rule("div")
@@ -132,10 +142,16 @@ def _masked_fill(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
     yield ref_of(operator.args[1])
 
 
-@_rule("embedding", "index", "gather", "index_select", "scatter", "index_put", "scatter_add")
+@_rule("embedding", "index", "index_select", "scatter", "index_put", "scatter_add")
 def _lookup(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
     """The indices."""
     yield from (ref for ref in operator.refs() if tracker.spec(ref).dtype not in FLOAT_DTYPES)
+
+
+@_rule("gather")
+def _gather(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
+    """The operand (for its shape) and the indices."""
+    yield from operator.refs()
 
 
 @_rule("layer_norm", "group_norm")
@@ -162,16 +178,17 @@ def _layer_norm(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
 
 @_rule("rms_norm")
 def _rms_norm(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
-    """The input, the weight and the reciprocal deviation per row."""
+    """The input in full precision, the reciprocal deviation per row, the input normalised."""
     x = ref_of(operator.args[0])
     spec = tracker.spec(x)
     normalised = operator.args[1]
     assert isinstance(normalised, tuple)
-    yield x
-    weight = argument(operator, 2, "weight")
-    if isinstance(weight, Ref):
-        yield weight
-    yield Extra(TensorSpec(spec.shape[: len(spec.shape) - len(normalised)], spec.dtype))
+    narrow = spec.dtype in ("bfloat16", "float16")
+    wide = "float32" if narrow else spec.dtype
+    yield Extra(TensorSpec(spec.shape, wide)) if narrow else x
+    yield Extra(TensorSpec(spec.shape[: len(spec.shape) - len(normalised)], wide))
+    if tracker.needs(argument(operator, 2, "weight")):
+        yield Extra(TensorSpec(spec.shape, wide))
 
 
 @_rule("scaled_dot_product_attention")
@@ -196,16 +213,23 @@ def _attention(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
 
 
 def _products_of_attention(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
-    q, k, v = (tracker.spec(ref_of(operator.args[position])) for position in range(3))
+    """Attention as two products and a softmax between them."""
+    refs = [ref_of(operator.args[position]) for position in range(3)]
+    q, k, v = (tracker.spec(ref) for ref in refs)
+    trained = [tracker.needs(ref) for ref in refs]
     lead = q.shape[:-2]
-    yield Extra(q)
-    yield Extra(TensorSpec((*lead, *k.shape[-2:]), q.dtype))
+    if trained[1]:
+        yield Extra(q)
+    if trained[0]:
+        yield Extra(TensorSpec((*lead, *k.shape[-2:]), q.dtype))
     scores = TensorSpec((*lead, q.shape[-2], k.shape[-2]), q.dtype)
     yield Extra(scores)
     if argument(operator, 4, "dropout_p", 0.0) != 0.0:
         yield from (Extra(scores), Extra(scores))
+    if not (trained[0] or trained[1] or tracker.needs(argument(operator, 3, "attn_mask"))):
+        return
     if v.shape[:-2] == lead:
-        yield tracker.flattened(ref_of(operator.args[2]), len(lead))
+        yield tracker.flattened(refs[2], len(lead))
     else:
         yield Extra(TensorSpec((*lead, *v.shape[-2:]), v.dtype))
 

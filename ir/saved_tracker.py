@@ -80,13 +80,14 @@ class Tracker:
 
     def shape(self, ref: Ref) -> Shape:
         """The shape at the sample sizes."""
-        return self._numbers(self.spec(ref))
+        return self.numbers(self.spec(ref))
 
     def needs(self, value: Argument) -> bool:
         """Whether an argument is a tensor with a gradient."""
         return isinstance(value, Ref) and value.name in self.trained
 
-    def _numbers(self, spec: TensorSpec) -> Shape:
+    def numbers(self, spec: TensorSpec) -> Shape:
+        """The shape of a spec at the sample sizes."""
         return tuple(
             size if isinstance(size, int) else evaluate_size(size, self.sizes)
             for size in spec.shape
@@ -95,7 +96,7 @@ class Tracker:
     def _allocate(self, ref: Ref, spec: TensorSpec, strides: Shape | None = None) -> None:
         storage = f"{ref.name}:{ref.index}" if ref.index else ref.name
         self.storages[storage] = nbytes(spec)
-        self.places[ref] = Place(storage, strides or contiguous(self._numbers(spec)))
+        self.places[ref] = Place(storage, strides or contiguous(self.numbers(spec)))
 
     def lay_out(self, operator: Operator) -> None:
         """Note where the outputs of an operator lie; call for each operator once, in order."""
@@ -105,18 +106,25 @@ class Tracker:
             ref = Ref(operator.name, index)
             strides = None
             if isinstance(source, Ref) and operator.kind.startswith("aten."):
-                strides = self._view(operator, source, self._numbers(spec))
+                strides = self._view(operator, source, self.numbers(spec))
             if strides is not None:
                 assert isinstance(source, Ref)
                 self.places[ref] = Place(self.places[source].storage, strides)
             elif name == "scaled_dot_product_attention" and self.is_flash(operator):
                 operands = [(self.shape(source), self.places[source].strides)]  # type: ignore[arg-type, index]
-                self._allocate(ref, spec, pointwise(self._numbers(spec), operands))
+                self._allocate(ref, spec, pointwise(self.numbers(spec), operands))
             elif name in _POINTWISE:
-                operands = [(self.shape(r), self.places[r].strides) for r in operator.refs()]
-                self._allocate(ref, spec, pointwise(self._numbers(spec), operands))
+                operands = [self._operand(r, spec) for r in operator.refs()]
+                self._allocate(ref, spec, pointwise(self.numbers(spec), operands))
             else:
                 self._allocate(ref, spec)
+
+    def _operand(self, ref: Ref, output: TensorSpec) -> tuple[Shape, Shape]:
+        """Shape and strides of an operand; one of another dtype is cast, that is copied, first."""
+        shape, strides = self.shape(ref), self.places[ref].strides
+        if output.dtype not in ("bool", self.spec(ref).dtype) and self.spec(ref).dtype != "bool":
+            strides = pointwise(shape, [(shape, strides)])
+        return shape, strides
 
     def _view(self, operator: Operator, source: Ref, output: Shape) -> Shape | None:
         """Strides of the result if it is a view of the first operand."""

@@ -139,7 +139,8 @@ def narrowed(
 
 def _lowest(condition: str, name: str, ends: tuple[int, int]) -> int | None:
     """The smallest size from which on a condition on one size holds, if few fail."""
-    parts = _COMPARED.fullmatch(_SIZE.sub(name, condition))
+    text = _SIZE.sub(name, condition).replace("max(", "Max(").replace("min(", "Min(")
+    parts = _COMPARED.fullmatch(text)
     if parts is None:
         return None
     left, sign, right = parts.groups()

@@ -11,16 +11,19 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import sympy.tensor.tensor  # noqa: F401  (these four are loaded by the first trace otherwise)
+import sympy
+import sympy.tensor.tensor  # these four are loaded by the first trace otherwise
 import torch
 import torch._export.passes
 import torch._functorch.partitioners
 import torch.export._unlift
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
+from torch._ops import OpOverload
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import proxy
@@ -28,12 +31,61 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import sym_node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy import functions
 
+_TORCH = str(Path(torch.__file__).parent)
+_ENTRY = str(Path(__file__).with_name("trace_export.py"))
+"""The file whose function calls the model: the stack of a node ends there."""
 _MAKE_OUTPUT = "_get_output_tensor_from_cache_entry"
 _OPERATIONS = (
     "_add", "_sub", "_mul", "_int_floordiv", "_mod", "_eq", "_ne", "_lt", "_le", "_gt", "_ge",
     "_sym_max", "_sym_min",
 )  # fmt: skip
+
+
+_STRIDE_CHECKS = frozenset({"check_contiguous_sizes_strides", "is_contiguous"})
+_STRIDE_KINDS = frozenset({
+    "aten::reshape", "aten::contiguous", "aten::clone", "aten::flatten", "aten::view",
+    "aten::_unsafe_view", "aten::_reshape_alias",
+})  # fmt: skip
+
+
+class TracingShapeEnv(ShapeEnv):
+    """A ShapeEnv that makes no condition on sizes out of questions about strides.
+
+    Whether x[:, :-1] is contiguous depends on S being 2, and table[:S] on S being the table's size:
+    torch would trace for all other sizes only. A frozen graph holds no strides (every view is a
+    reshape), so it holds for these sizes too. What shapes themselves depend on stays a condition:
+    equalities that hold, divisibility, and every question that the model's own code asks.
+    """
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        """See ShapeEnv."""
+        if self._is_of_strides(orig_expr) and _asked_for_strides(sys._getframe(1)):
+            with self.suppress_guards():
+                return super().evaluate_expr(orig_expr, *args, **kwargs)
+        return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+    def _is_of_strides(self, expression: Any) -> bool:
+        """Whether an answer says no more than that sizes differ, or which is larger."""
+        if not isinstance(expression, sympy.Rel) or expression.has(functions.Mod):
+            return False
+        if not isinstance(expression, sympy.Eq | sympy.Ne):
+            return True
+        answer = expression.xreplace(self.backed_var_to_val)
+        return bool(answer == isinstance(expression, sympy.Ne))
+
+
+def _asked_for_strides(frame: FrameType | None) -> bool:
+    """Whether the innermost operator or check on the stack is one about strides."""
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in _STRIDE_CHECKS and frame.f_globals.get("__name__") == "torch._prims_common":
+            return True
+        if name == "__call__" and isinstance(owner := frame.f_locals.get("self"), OpOverload):
+            return owner._schema.name in _STRIDE_KINDS
+        frame = frame.f_back
+    return False
 
 
 class RememberingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -46,7 +98,7 @@ class RememberingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call
     def __init__(self) -> None:
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             super().__init__(
-                shape_env=ShapeEnv(tracked_fakes=[], trace_asserts=True),
+                shape_env=TracingShapeEnv(tracked_fakes=[], trace_asserts=True),
                 allow_non_fake_inputs=True,
                 export=True,
             )
@@ -66,7 +118,8 @@ class RememberingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call
             and isinstance(output, FakeTensor)
             and not (metadata.requires_grad or metadata.is_conj or metadata.is_neg)
         ):
-            with fake_tensor.in_kernel_invocation_manager(self):
+            assert self.shape_env is not None
+            with fake_tensor.in_kernel_invocation_manager(self), self.shape_env.suppress_guards():
                 kept = output.detach()
                 kept.is_contiguous()  # computed once, then copied with the tensor
                 self.remembered[id(entry)] = (entry, kept)
@@ -129,14 +182,18 @@ class _Stack:
         return _Stack(sys._getframe(1))
 
     def summary(self) -> traceback.StackSummary:
-        """Frames, outermost first."""
+        """The frames of the model's own code and of other libraries', outermost first.
+
+        All are called `forward`, because torch keeps no others: helper functions count too.
+        """
         frames = []
         frame = self.frame
         while frame is not None:
-            code = frame.f_code
-            frames.append(
-                traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name, line="")
-            )
+            file = frame.f_code.co_filename
+            if file == _ENTRY:
+                break
+            if not file.startswith(_TORCH):
+                frames.append(traceback.FrameSummary(file, frame.f_lineno, "forward", line=""))
             frame = frame.f_back
         return traceback.StackSummary(reversed(frames))
 

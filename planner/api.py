@@ -16,6 +16,7 @@ from shardwise.ir.trace import TracedModel
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.assemble import assemble
 from shardwise.planner.baselines import baselines, free_switching_price
+from shardwise.planner.menu import model_size
 from shardwise.planner.search import Request, Search, Shortfall, infeasible
 
 Machine = tuple[Cluster, HardwareProfile, SoftwareProfile]
@@ -34,9 +35,9 @@ def plan(
 ) -> Plan:
     """The plan with the least expected step of the executable menu, with its certificate.
 
-    `traced` comes from `shardwise.ir.trace.trace`, in the compute dtype of `training`. `cluster` is a
-    cluster file (its hardware and software profiles lie beside it) or the three values; `lengths` is
-    a histogram or its CSV file; `tokens_per_step` is global. The memory limit (bytes per rank)
+    `traced` comes from `shardwise.ir.trace.trace`, in the compute dtype of `training`. `cluster` is
+    a cluster file (its hardware and software profiles lie beside it) or the three values; `lengths`
+    is a histogram or its CSV file; `tokens_per_step` is global. The memory limit (bytes per rank)
     defaults to what a rank has.
 
     Raises InfeasibleError with the exact shortfall where nothing fits, UnsupportedError for several
@@ -58,12 +59,13 @@ def plan(
     search = Search(request)
     best = search.best()
     if isinstance(best, Shortfall):
-        raise infeasible(request, best)
+        raise infeasible(search, best)
     rivals: Sequence[Baseline] = baselines(search)
     return assemble(
         request,
         best,
         edges=search.edges,
+        model_sizes=sorted({model_size(t.activations.programs.mesh) for t in search.tables}),
         bound_s=best.step_s,
         menu_strategies=len(search.tables),
         baselines=tuple(rivals),

@@ -11,7 +11,7 @@ from shardwise.ir.certificate import Baseline, LongDocuments, Menu, PricedFor, S
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.plan import Plan, Stage
 from shardwise.ir.prices import Prices
-from shardwise.ir.program import LocalProgram
+from shardwise.ir.program import LocalProgram, Move, Use, made_by
 from shardwise.ir.strategy import Recompute, Strategy
 from shardwise.ir.value_layout import ValueLayout
 from shardwise.planner import menu
@@ -32,6 +32,7 @@ def assemble(
     found: Found,
     *,
     edges: Sequence[int],
+    model_sizes: Sequence[int],
     bound_s: float,
     menu_strategies: int,
     baselines: tuple[Baseline, ...],
@@ -76,9 +77,10 @@ def assemble(
         menu=Menu.EXECUTABLE,
         menu_strategies=menu_strategies,
         covers=(
-            f"exact minimum of this price model over every factorisation of {mesh.world_size} "
-            "ranks, parameter scheme, set of implementations, recomputation, seats in powers of "
-            f"two and bucket edges from {len(edges)} candidates; one strategy for all layers of a bucket"
+            f"exact minimum of this price model over the meshes of {mesh.world_size} ranks with a "
+            f"model axis of {', '.join(map(str, model_sizes))}, parameter schemes, sets of "
+            "implementations, recomputation, seats in powers of two and bucket edges from "
+            f"{len(edges) - 1} candidates; one strategy for all layers of a bucket"
         ),
         baselines=baselines,
         free_switching_price=free_switching_price,
@@ -95,16 +97,16 @@ def assemble(
 
 
 def hidden_layouts(program: LocalProgram) -> tuple[ValueLayout, ...]:
-    """The layout in which hidden states cross units: of the first value that a later unit reads."""
-    from shardwise.ir.program import Call, Move, made_by
-
-    for unit in program.units:
-        for step in unit.steps:
-            for index, name in enumerate(made_by(step)):
-                if name in unit.writes and isinstance(step, Move) and step.needs_gradient:
-                    return (step.target,)
-                if name in unit.writes and isinstance(step, Call) and step.needs_gradient:
-                    return (step.writes[index],)
+    """The layout of the hidden states that cross units: of the first value with a gradient that a
+    unit hands on, or, of a model of one unit, of its loss."""
+    handed = {name for unit in program.units for name in unit.reads} | set(program.outputs)
+    for step in program.steps():
+        if isinstance(step, Use) or not step.needs_gradient:
+            continue
+        layouts = (step.target,) if isinstance(step, Move) else step.writes
+        for name, layout in zip(made_by(step), layouts, strict=True):
+            if name in handed:
+                return (layout,)
     return ()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from shardwise.ir.certificate import Baseline
 from shardwise.planner import menu
 from shardwise.planner.candidates import SchemeTable
+from shardwise.planner.score import score_found
 from shardwise.planner.search import Found, Search
 
 
@@ -25,8 +26,8 @@ _RIVALS = (
     _Rival("Megatron TP+SP", ("TP", "TP+ZeRO-1"), "tensor_sequence", True),
     _Rival("Ulysses + ZeRO-3", ("ZeRO-3",), "ulysses", True),
 )
-"""One implementation and one scheme for all lengths; bucket edges, seats and recomputation are chosen
-for each as freely as for our own plan, so a rival is never worse than what its users would run."""
+"""One implementation and one scheme for all lengths; bucket edges, seats and recomputation are
+chosen for each as freely as for our own plan, so a rival is never worse than what its users run."""
 
 
 def baselines(search: Search) -> tuple[Baseline, ...]:
@@ -39,7 +40,9 @@ def baselines(search: Search) -> tuple[Baseline, ...]:
             continue
         answer = search.best(tables)
         if isinstance(answer, Found):
-            note = f"mesh {answer.mesh}, {answer.scheme.name}, {len(answer.bands)} buckets"
+            request = search.request
+            scored = score_found(answer, search.edges, request.lengths, request.tokens_per_step)
+            note = f"{answer.mesh}, {answer.scheme.name}, {len(answer.bands)} buckets; {scored}"
             result.append(Baseline(rival.name, answer.step_s, float(answer.peak_bytes), note))
         else:
             limit = search.request.memory_limit_bytes_per_rank

@@ -227,9 +227,12 @@ class SchemeTable:
         self.parameters = {name: found[first] for name, first in kinds.first.items()}
         self.traffics = {
             name: Traffic(
-                programs.programs[name], self.parameters, activations.training, kinds.counts,
+                programs.programs[name],
+                self.parameters,
+                activations.training,
+                kinds.counts,
                 activations.traffic(name).saves,
-            )  # fmt: skip
+            )
             for name in implementations
         }
         self.rest = rest_memory(list(self.traffics.values()))

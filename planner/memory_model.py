@@ -1,14 +1,14 @@
 """Peak bytes of one rank while a slot runs, and at the end of a step.
 
-    peak = max(rest + kept + opened + transient, rest at the end of the step) + reserve
+peak = max(rest + kept + opened + transient, rest at the end of the step) + reserve
 
-    rest        masters, optimizer state, accumulators, copies that live for a step
-    kept        what autograd keeps of every unit (ir/autograd_saves.py); of a recomputed unit its
-                inputs. A storage counts once however many operators and units keep it
-    opened      all that the largest recomputed unit keeps, while its backward runs
-    transient   operands and results of the largest call (its gradients, in the backward), the
-                gathered copies of one unit, and its largest gradient before it is reduced
-    reserve     context and process groups, from the hardware profile
+rest        masters, optimizer state, accumulators, copies that live for a step
+kept        what autograd keeps of every unit (ir/autograd_saves.py); of a recomputed unit its
+            inputs. A storage counts once however many operators and units keep it
+opened      all that the largest recomputed unit keeps, while its backward runs
+transient   operands and results of the largest call (its gradients, in the backward), the
+            gathered copies of one unit, and its largest gradient before it is reduced
+reserve     context and process groups, from the hardware profile
 """
 
 from collections.abc import Mapping, Sequence

@@ -140,6 +140,15 @@ class Search:
             (a for a in answers if isinstance(a, Shortfall)), key=lambda one: one.needed_bytes
         )
 
+    def longest_that_fits(self) -> int:
+        """The longest candidate length at which some option of some table fits; 0 for none."""
+        lengths = (
+            length
+            for length in reversed(self.edges[1:])
+            if any(self.fitting(table, length) for table in self.tables)
+        )
+        return next(lengths, 0)
+
     def fitting(self, table: SchemeTable, length: int) -> list["Priced"]:
         """Options of a table that fit the limit at a length, with their prices."""
         key = (id(table), length)
@@ -154,23 +163,21 @@ class Search:
         return self._found[index]
 
     def _solve(self, table: SchemeTable) -> Found | Shortfall:
-        feasible: list[list[Priced]] = [[]]
-        for length in self.edges[1:]:
-            fitting = self.fitting(table, length)
-            if not fitting:
-                return _shortfall(table, length)
-            feasible.append(_fastest(fitting))
+        longest = self.edges[-1]
+        if not self.fitting(table, longest):
+            return _shortfall(table, longest)
+        feasible = [_fastest(self.fitting(table, length)) for length in self.edges[1:]]
+        slots = self.counts.mean_slots
 
         def best(low: int, high: int) -> Band | None:
             bands = (
-                Band(low, high, option, price, self.counts.mean_slots(low, high, k))
-                for option, price in feasible[high]
-                if (k := option.documents_per_slot)
+                Band(low, high, option, price, slots(low, high, option.documents_per_slot))
+                for option, price in feasible[high - 1]
             )
             return min(bands, key=lambda band: (band.step_s, band.price.time_s), default=None)
 
         bands = best_partition(len(self.edges), best)
-        assert bands is not None, "every edge has an option, so one band covers all"
+        assert bands is not None, "the last edge has an option, so one band covers all"
         return Found(table, bands)
 
 
@@ -215,14 +222,15 @@ def _shortfall(table: SchemeTable, length: int) -> Shortfall:
     return Shortfall(needed, length, table)
 
 
-def infeasible(request: Request, short: Shortfall) -> InfeasibleError:
+def infeasible(search: Search, short: Shortfall) -> InfeasibleError:
     """The error that says what is short and what is nearest."""
-    limit = request.memory_limit_bytes_per_rank
+    limit = search.request.memory_limit_bytes_per_rank
     mesh = short.table.activations.programs.mesh
+    fits = search.longest_that_fits()
+    split = f"split documents at {fits} tokens" if fits else "shorten the documents"
     return InfeasibleError(
-        f"no strategy fits: documents of {short.length} tokens need {short.needed_bytes} bytes "
-        f"per rank at least (mesh {mesh}, {short.table.scheme.name}, one document per replica) "
-        f"and the limit is {limit}: {short.needed_bytes - limit} bytes short; nearest fixes: "
-        "raise the limit, use more ranks, or lower the longest length "
-        f"(now {request.lengths.largest()['S']})"
+        f"no strategy fits: bucket S(0,{short.length}] needs {short.needed_bytes} bytes per rank "
+        f"at least (mesh {mesh}, {short.table.scheme.name}, one document per replica) and the "
+        f"limit is {limit}: {short.needed_bytes - limit} bytes short; nearest fixes: raise the limit by "
+        f"that, use more ranks, or {split}"
     )

@@ -1,7 +1,7 @@
 """Numbers of a program at many sizes, fast: expressions compiled once, layouts as divisors.
 
-The search asks for the same few dozen expressions at hundreds of sizes. Cuts of activations are even
-(the executor pads to that), so a local size is the global one divided by the parts.
+The search asks for the same few dozen expressions at hundreds of sizes. Cuts of activations are
+even (the executor pads to that), so a local size is the global one divided by the parts.
 """
 
 from collections.abc import Callable, Mapping

@@ -165,7 +165,8 @@ def _told(folder: Path, done: str) -> Iterator[None]:
     """Turn torch's exception, of several lines and no Exception, into one of ours."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            for known in ("torch.distributed is disabled", "Detected an existing checkpoint"):
+                warnings.filterwarnings("ignore", message=known)
             yield
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]

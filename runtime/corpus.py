@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from shardwise.ir.errors import FileFormatError, InvalidValueError, UnsupportedError
 
-Tokens = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.integer[Any]]
+"""Token ids of a document, [tokens]."""
 Encode = Callable[[str], Tokens]
 
 STDLIB = "stdlib"
@@ -32,7 +33,7 @@ class Corpus:
     empty: int
     """Documents without a token, left out."""
 
-    def lengths(self) -> Tokens:
+    def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of every document, int64 [documents]."""
         return np.array([len(document) for document in self.documents], dtype=np.int64)
 
@@ -63,7 +64,8 @@ def load_corpus(
             continue
         if len(tokens) > max_length:
             split += 1
-        pieces += [tokens[i : i + max_length] for i in range(0, len(tokens), max_length)]
+        small = _small(tokens)
+        pieces += [small[i : i + max_length] for i in range(0, len(small), max_length)]
     if not pieces:
         raise InvalidValueError(
             f"the corpus {source!r} has no document with a token ({empty} empty ones); name files "
@@ -72,10 +74,19 @@ def load_corpus(
     return Corpus(tuple(pieces), split, empty)
 
 
+def _small(tokens: Tokens) -> Tokens:
+    """The same ids in the smallest of a few dtypes: every rank holds the whole corpus."""
+    low, high = int(tokens.min()), int(tokens.max())
+    for dtype in (np.uint8, np.uint16, np.int32):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return tokens.astype(dtype)
+    return tokens
+
+
 def tokenizer_of(name: str) -> Encode:
     """`bytes`: the UTF-8 bytes of a text, 0 to 255. `hf:DIR`: a saved transformers tokenizer."""
     if name == "bytes":
-        return lambda text: np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+        return lambda text: np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
     if name.startswith("hf:"):
         try:
             from transformers import AutoTokenizer

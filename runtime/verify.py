@@ -11,7 +11,7 @@ the module itself on every document alone (verify_reference). In float64 roundin
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +30,7 @@ from shardwise.runtime.rank_failure import RanksFailedError
 from shardwise.runtime.thread_communicator import run_ranks
 from shardwise.runtime.verify_data import Sample, Slot, replica_of, step_slots, token_documents
 from shardwise.runtime.verify_project import Projection, project
-from shardwise.runtime.verify_reference import Reference
+from shardwise.runtime.verify_reference import Reference, StepResult
 
 GRADIENT_TOLERANCE = 1e-11
 """Of loss and gradients: largest difference over the tensor's largest element."""
@@ -41,11 +41,13 @@ GRADIENT_FLOOR = 1e-5
 WEIGHT_FLOOR = 1e-2
 """Of the model's largest weight, likewise."""
 STEPS = 3
+"""AdamW steps of a replay."""
 LEARNING_RATE = 1e-2
 TIMEOUT_S = 600.0
 
 Errors = Mapping[str, float]
 """Largest relative difference by parameter."""
+Tensors = Mapping[str, torch.Tensor]
 Tracer = Callable[[nn.Module], TracedModel]
 """Traces the float64 copy of the model; needed for models of other inputs."""
 _WHOLE = Layout(())
@@ -131,6 +133,7 @@ class Verification:
         loss: LossFunction | None = None,
         sample: Sample | None = None,
         seed: int = 0,
+        steps: int = STEPS,
     ) -> None:
         self.model = copy.deepcopy(model).double()
         longest = plan.buckets[-1].bucket.ranges[0].high
@@ -151,21 +154,18 @@ class Verification:
         graph = self.traced.graph
         dims = [symbol.name for symbol in graph.symbols if symbol.name != "B"]
         make = sample or token_documents(graph)
-        self.slots = [step_slots(self.plan, step, make, dims, seed) for step in range(STEPS)]
+        self.slots = [step_slots(self.plan, step, make, dims, seed) for step in range(steps)]
         self.wanted = self._reference(loss)
 
-    def _reference(
-        self, loss: LossFunction | None
-    ) -> list[tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
-        """(loss, gradients, weights) of every step in one process, which changes a copy."""
+    def _reference(self, loss: LossFunction | None) -> list[StepResult]:
+        """Every step in one process, on a copy of the model."""
         trains = {p.name: self.plan.training.trains(p.name) for p in self.traced.graph.parameters}
         reference = Reference(copy.deepcopy(self.model), self.traced, loss, trains, LEARNING_RATE)
-        found = []
-        for slots in self.slots:
-            documents = [document for slot in slots for document in slot.documents()]
-            mean, gradients = reference.gradients(documents, self.plan.training.clip_norm)
-            found.append((mean, gradients, reference.step()))
-        return found
+        clip = self.plan.training.clip_norm
+        return [
+            reference.step([document for slot in slots for document in slot.documents()], clip)
+            for slots in self.slots
+        ]
 
     def replay(self) -> VerifyReport:
         """Run the plan on simulated ranks and compare."""
@@ -176,7 +176,7 @@ class Verification:
             ranks = run_ranks(self.plan.mesh.world_size, self._rank, timeout_s=TIMEOUT_S)
         except RanksFailedError as error:
             return VerifyReport(self._covered(), (), " ".join(str(error).split()))
-        steps = tuple(_worst(list(errors)) for errors in zip(*ranks, strict=True))
+        steps = tuple(_worst(errors) for errors in zip(*ranks, strict=True))
         return VerifyReport(self._covered(), steps)
 
     def _rank(self, communicator: Communicator) -> list[StepErrors]:
@@ -184,22 +184,26 @@ class Verification:
         program = Program.from_plan(self.model, self.plan, self.traced, communicator)
         optimizer = torch.optim.AdamW(program.parameters(), lr=LEARNING_RATE)
         found = []
-        for slots, (mean, gradients, weights) in zip(self.slots, self.wanted, strict=True):
+        for slots, wanted in zip(self.slots, self.wanted, strict=True):
             total, count = 0.0, 0.0
             for slot in slots:
                 result = program.run_slot(slot.bucket, self._batch(slot, communicator.rank))
                 total, count = total + result.loss_sum, count + result.weight
             program.finish_step()
+            errors = dict(gradient_errors(_gathered(program, of_grad=True), wanted.gradients))
             if self.plan.training.clip_norm is not None:
-                program.clip_grad_norm_(self.plan.training.clip_norm)
-            mine = _gathered(program, of_grad=True)
+                # compared on its own: Adam, and a clipped gradient, hide a wrong scale
+                norm = program.clip_grad_norm_(self.plan.training.clip_norm)
+                errors["the norm"] = abs(norm - wanted.norm) / wanted.norm
+                clipped = gradient_errors(_gathered(program, of_grad=True), wanted.clipped)
+                errors |= {f"{name}, clipped": error for name, error in clipped.items()}
+            gradient, gradient_of = _largest(errors)
             optimizer.step()
             program.refresh()
             optimizer.zero_grad()
             after = _gathered(program, of_grad=False)
-            gradient, gradient_of = _largest(gradient_errors(mine, gradients))
-            weight, weight_of = _largest(weight_errors(after, weights))
-            loss = abs(total / count - mean) / abs(mean)
+            weight, weight_of = _largest(weight_errors(after, wanted.weights))
+            loss = abs(total / count - wanted.loss) / abs(wanted.loss)
             found.append(StepErrors(loss, gradient, gradient_of, weight, weight_of))
         return found
 
@@ -220,9 +224,7 @@ class Verification:
         )
 
 
-def gradient_errors(
-    found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]
-) -> Errors:
+def gradient_errors(found: Tensors, wanted: Tensors) -> Errors:
     """Relative max-norm errors; gradients below the floor are compared with it."""
     norm = sum(float(g.square().sum()) for g in wanted.values()) ** 0.5
     return {
@@ -231,7 +233,7 @@ def gradient_errors(
     }
 
 
-def weight_errors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> Errors:
+def weight_errors(found: Tensors, wanted: Tensors) -> Errors:
     """Relative max-norm errors; small weights are compared with a share of the largest."""
     largest = max(_size(w) for w in wanted.values())
     return {
@@ -251,20 +253,25 @@ def _difference(found: torch.Tensor, wanted: torch.Tensor, scale: float) -> floa
     return error / scale if scale > 0 else error
 
 
+def _order(error: float) -> tuple[bool, float]:
+    """Larger errors come later, nan last of all."""
+    return error != error, error
+
+
 def _largest(errors: Errors) -> tuple[float, str]:
-    """The largest error (nan before all others) and whose it is."""
-    name = max(errors, key=lambda key: (errors[key] != errors[key], errors[key]))
+    """The largest error and whose it is."""
+    name = max(errors, key=lambda key: _order(errors[key]))
     return errors[name], name
 
 
-def _worst(steps: list[StepErrors]) -> StepErrors:
-    gradient, gradient_of = _largest(
-        {f"{i} {s.gradient_of}": s.gradient for i, s in enumerate(steps)}
+def _worst(ranks: Sequence[StepErrors]) -> StepErrors:
+    """The largest errors of one step over its ranks."""
+    gradient = max(ranks, key=lambda rank: _order(rank.gradient))
+    weight = max(ranks, key=lambda rank: _order(rank.weight))
+    loss = max((rank.loss for rank in ranks), key=_order)
+    return StepErrors(
+        loss, gradient.gradient, gradient.gradient_of, weight.weight, weight.weight_of
     )
-    weight, weight_of = _largest({f"{i} {s.weight_of}": s.weight for i, s in enumerate(steps)})
-    loss, _ = _largest({str(i): s.loss for i, s in enumerate(steps)})
-    named = [text.partition(" ")[2] for text in (gradient_of, weight_of)]
-    return StepErrors(loss, gradient, named[0], weight, named[1])
 
 
 def _gathered(program: Program, *, of_grad: bool) -> dict[str, torch.Tensor]:

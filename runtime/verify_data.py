@@ -57,8 +57,10 @@ class Slot:
             dtype = getattr(torch, item.spec.dtype)
             found[item.name] = torch.full(shape, fill, dtype=dtype)
             for seat, document in enumerate(self.rows[replica]):
-                part = document[item.name]
-                found[item.name][(seat, *(slice(0, n) for n in part.shape))] = part
+                part, place = document[item.name], found[item.name][seat]
+                for dim, length in enumerate(part.shape):
+                    place = place.narrow(dim, 0, length)
+                place.copy_(part)
         return found
 
 
@@ -86,9 +88,9 @@ def step_slots(plan: Plan, step: int, sample: Sample, dims: Sequence[str], seed:
         degree = batch_degree(plan.strategy(strategies[0]), plan.mesh)
         seats = min(SEATS, plan.buckets[bucket].seats)
         full = [seats] * degree
-        ragged = [max(1, seats - 1), *full[1:-1], *([0] if degree > 1 else [])]
-        rows = (full, ragged, [1] + [0] * (degree - 1))[(place + step) % 3]
-        blocks = int(torch.randint(1, 3, (), generator=generator)) + (multiple < 4)
+        ragged, empty = [max(1, seats - 1), *full[1:]], [1, *[0] * (degree - 1)]
+        rows = (ragged, empty, full)[(place + step) % 3]
+        blocks = int(torch.randint(2, 5, (), generator=generator))
         sizes = {dim: blocks * max(multiple, 2) for dim in dims}
         documents = tuple(
             tuple(sample(generator, _shorter(sizes, generator)) for _ in range(rows[replica]))
@@ -109,7 +111,7 @@ def _shorter(sizes: Mapping[str, int], generator: torch.Generator) -> dict[str, 
 
 
 def token_documents(graph: OperatorGraph) -> Sample:
-    """Random documents of a language model: input_ids, labels, and an attention_mask if it reads one.
+    """Random documents of a language model: input_ids, labels, and attention_mask if it reads that.
 
     Raises InvalidValueError for a model that reads other inputs.
     """

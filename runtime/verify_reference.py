@@ -2,11 +2,12 @@
 
 Every document runs alone and unpadded through the model's own code, so that tracing,
 normalisation, padding and batching are checked as well as the sharding. Casts of the model to
-narrower floats are lifted to float64 (`lifting`), as they are in the graph (ir/lift.py).
+narrower floats are lifted to float64 (`Lifting`), as they are in the graph (ir/lift.py).
 """
 
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from shardwise.runtime.verify_data import Document
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class lifting(TorchDispatchMode):  # noqa: N801  (used like a function: `with lifting():`)
+class Lifting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context in which every dtype that an operator is asked for is float64 if it is a float."""
 
     def __torch_dispatch__(
@@ -36,6 +37,18 @@ def _wide(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
 
 
+@dataclass(frozen=True)
+class StepResult:
+    """What one step must give: mean loss, gradients before and after clipping, weights after it."""
+
+    loss: float
+    gradients: Mapping[str, torch.Tensor]
+    norm: float
+    """2-norm of all gradients before clipping."""
+    clipped: Mapping[str, torch.Tensor]
+    weights: Mapping[str, torch.Tensor]
+
+
 class Reference:
     """Model, optimizer and gradients of the one process."""
 
@@ -48,6 +61,9 @@ class Reference:
         learning_rate: float,
     ) -> None:
         self.model, self.traced, self.loss = model, traced, loss
+        for module in model.modules():  # grouped products have no float64 in eager PyTorch
+            if getattr(getattr(module, "config", None), "_experts_implementation", None):
+                module.config._experts_implementation = "eager"  # type: ignore[union-attr]
         taken = inspect.signature(model.forward).parameters
         every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
         names = (item.name for item in traced.graph.inputs)
@@ -66,10 +82,8 @@ class Reference:
         found = next(p for p in self.traced.graph.parameters if p.name == name)
         return found.section.source if found.section is not None else name
 
-    def gradients(
-        self, documents: Iterable[Document], clip_norm: float | None
-    ) -> tuple[float, dict[str, torch.Tensor]]:
-        """(mean loss, gradients by name) over documents; gradients stay on the parameters too."""
+    def step(self, documents: Iterable[Document], clip_norm: float | None) -> StepResult:
+        """One AdamW step on the mean loss of the documents."""
         total, weight = 0.0, 0.0
         self.optimizer.zero_grad(set_to_none=True)
         for document in documents:
@@ -79,21 +93,23 @@ class Reference:
             loss = self._loss(document, count)
             loss.backward()  # type: ignore[no-untyped-call]
             total, weight = total + float(loss.detach()), weight + count
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-                parameter.grad = grad / weight
-        found = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = float(torch.stack([g.square().sum() for g in found]).sum().sqrt())
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        for parameter in trained:
+            grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+            parameter.grad = grad / weight
+        gradients = self._values(of_grad=True)
+        squares = [p.grad.square().sum() for p in trained if p.grad is not None]
+        norm = float(torch.stack(squares).sum().sqrt())
         if clip_norm is not None and norm > clip_norm:
-            for grad in found:
-                grad.mul_(clip_norm / norm)
-        return total / weight, {name: self._value(name, of_grad=True) for name in self._names}
-
-    def step(self) -> dict[str, torch.Tensor]:
-        """One AdamW step; the weights after it, by name."""
+            for parameter in trained:
+                assert parameter.grad is not None
+                parameter.grad.mul_(clip_norm / norm)
+        clipped = self._values(of_grad=True)
         self.optimizer.step()
-        return {name: self._value(name, of_grad=False) for name in self._names}
+        return StepResult(total / weight, gradients, norm, clipped, self._values(of_grad=False))
+
+    def _values(self, *, of_grad: bool) -> dict[str, torch.Tensor]:
+        return {name: self._value(name, of_grad=of_grad) for name in self._names}
 
     def _value(self, name: str, *, of_grad: bool) -> torch.Tensor:
         parameter = self._parameters[self._source(name)]
@@ -116,7 +132,7 @@ class Reference:
     def _loss(self, document: Document, weight: float) -> torch.Tensor:
         """The summed loss of one document, by the model's own code."""
         batched = self._batched(document)
-        with lifting():
+        with Lifting():  # type: ignore[no-untyped-call]
             outputs = self.model(**{name: batched[name] for name in self._accepted})
             if self.loss is not None:
                 outputs = self.loss(outputs, batched)

@@ -95,7 +95,7 @@ def plan_command(
     from shardwise.ir import plan_text
     from shardwise.ir.errors import InvalidValueError
     from shardwise.ir.training import TrainingSpec
-    from shardwise.planner.command import plan_language_model
+    from shardwise.planner.command import batcher_line, plan_language_model
 
     spec, training = model, TrainingSpec(compute_dtype=compute_dtype)
     if job is not None:
@@ -117,6 +117,7 @@ def plan_command(
     )
     made.save(output)
     typer.echo(plan_text.render(made), nl=False)
+    typer.echo(f"\n{batcher_line(made, lengths)}")
     typer.echo(f"wrote {output}")
 
 
@@ -143,3 +144,20 @@ def export(
 
     count = export_checkpoint(checkpoint, job, output)
     typer.echo(f"wrote {count} weights to {output}")
+
+
+@app.command(name="verify")
+def verify_command(
+    plan: PlanPath,
+    job: Annotated[Path, typer.Option(help="Job file: the model of the plan.")],
+) -> None:
+    """Replay a plan in float64 on simulated ranks and compare it with one process."""
+    from shardwise.ir import plan_file
+    from shardwise.runtime.job_schema import load_job
+    from shardwise.runtime.launch import build_model
+    from shardwise.runtime.verify import verify
+
+    report = verify(plan_file.load(plan), build_model(load_job(job)))
+    typer.echo(str(report))
+    if not report.passed:
+        raise typer.Exit(1)

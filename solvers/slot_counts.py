@@ -68,3 +68,26 @@ class SlotCounts:
     def mean_documents(self, low: int, high: int) -> float:
         """E[N] for the documents in (edges[low], edges[high]]."""
         return float((self.below[:, high] - self.below[:, low]).mean())
+
+
+def filled_slots(
+    documents: npt.NDArray[np.int64], documents_per_slot: Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """Slots of each bucket as the batcher makes them with filling, from documents per bucket.
+
+    `documents` is [batches, buckets], buckets ascending. Equal to counting the slots of
+    `batcher.batch_slots`, without dealing out documents.
+    """
+    left = documents.copy()
+    slots = np.zeros_like(left)
+    for bucket in reversed(range(left.shape[1])):
+        k = documents_per_slot[bucket]
+        some = left[:, bucket] > 0
+        for shorter in reversed(range(bucket)):
+            empty = -left[:, bucket] % k
+            overflow = left[:, shorter] % documents_per_slot[shorter]
+            moved = np.where(some & (overflow > 0) & (overflow <= empty), overflow, 0)
+            left[:, bucket] += moved
+            left[:, shorter] -= moved
+        slots[:, bucket] = -(-left[:, bucket] // k)
+    return slots

@@ -65,11 +65,12 @@ def _stale_views(self, x):
 
 
 def _split_parts(self, x):
-    y = x * self.scale
+    """Autograd refuses this of values that have a gradient."""
+    y = x * 2
     a, b = y.split(4, dim=-1)
     a.add_(1)
     b.neg_()
-    return y, a * b
+    return y * self.scale, a * b
 
 
 def _chained(self, x):
@@ -92,9 +93,10 @@ def _masked(self, x):
 def _dtypes(self, x):
     y = (x * self.scale).float()
     y += x
-    y.copy_(x)
-    y.mul_(x)
-    return y
+    z = y.clone()
+    z.copy_(x)
+    z.mul_(x)
+    return y, z
 
 
 def _of_a_cast_to_the_same(self, x):

@@ -20,11 +20,11 @@ TRAINING = TrainingSpec(
 )  # fmt: skip
 
 
-def record(communicator, mesh, names, scheme, recompute, kv_heads):
+def record(communicator, mesh, names, scheme, recompute, form):
     """Messages of each slot and of the step's end, as (kind, group size, bytes) counters."""
     torch.set_num_threads(1)
-    model = HandModel(kv_heads=kv_heads)
-    graph, units = hand_graph(kv_heads=kv_heads)
+    model = HandModel(*form)
+    graph, units = hand_graph(*form)
     full = {p.name: model.weight(p.name).detach() for p in graph.parameters}
     strategies = [strategy(name, Mesh.parse(mesh), recompute) for name in names]
     rig = Rig(communicator, graph, units, mesh, strategies, scheme, full, TENSOR_DIM)
@@ -58,21 +58,38 @@ def as_counter(messages, mesh):
     return total
 
 
-@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.LAYER])
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize(
-    ("mesh", "kv_heads"),
-    [("x0=2@l", 2), ("x0=4@l", 2), ("x0=4@l", 1), ("x0=2@l data=2@l", 2), ("data=2@l", 2)],
+MESHES = (("x0=2@l", 2), ("x0=4@l", 2), ("x0=4@l", 1), ("x0=2@l data=2@l", 2), ("data=2@l", 2))
+RECOMPUTES = (Recompute.NONE, Recompute.LAYER)
+PAIRS = tuple(
+    (*mesh, scheme, RECOMPUTES[(i + j) % 2])
+    for i, mesh in enumerate(MESHES)
+    for j, scheme in enumerate(SCHEMES)
 )
-def test_messages(mesh, scheme, recompute, kv_heads):
+"""Every pair of values, on one layer; the full product on two layers is exhaustive."""
+
+
+@pytest.mark.parametrize(("mesh", "kv_heads", "scheme", "recompute"), PAIRS)
+def test_messages(mesh, kv_heads, scheme, recompute):
+    check(mesh, kv_heads, scheme, recompute, layers=1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("mesh", "kv_heads"), MESHES)
+def test_messages_of_every_combination(mesh, kv_heads, scheme, recompute):
+    check(mesh, kv_heads, scheme, recompute, layers=2)
+
+
+def check(mesh, kv_heads, scheme, recompute, *, layers):
     parsed = Mesh.parse(mesh)
     names = ("data", "tensor_sequence", "ulysses", "tensor") if "x0" in mesh else ("data",)
     results = run_ranks(
         parsed.world_size,
-        lambda c: record(c, mesh, names, scheme, recompute, kv_heads),
+        lambda c: record(c, mesh, names, scheme, recompute, (layers, kv_heads)),
         timeout_s=120,
     )
-    _, units = hand_graph(kv_heads=kv_heads)
+    _, units = hand_graph(layers, kv_heads)
     for counters, (programs, rests) in results:
         uses = [s for p in programs for s in p.steps() if isinstance(s, Use)]
         parameters = at_rest(rests, uses, parsed)

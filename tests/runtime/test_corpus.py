@@ -43,8 +43,22 @@ def test_arrays(tmp_path):
     np.save(tmp_path / "one.npy", np.array([5, 6, 7], dtype=np.uint16))
     np.save(tmp_path / "two.npy", np.array([[1, 2], [3, 4]], dtype=np.int32))
     assert tokens(tmp_path / "*.npy") == [[5, 6, 7], [1, 2], [3, 4]]
-    (document,) = load_corpus(str(tmp_path / "one.npy"), max_length=9).documents
-    assert document.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("ids", "dtype"),
+    [
+        ([0, 255], "uint8"),
+        ([256], "uint16"),
+        ([65536], "int32"),
+        ([2**31], "int64"),
+        ([-1], "int32"),
+    ],
+)
+def test_ids_are_held_small(tmp_path, ids, dtype):
+    np.save(tmp_path / "a.npy", np.array(ids))
+    (document,) = load_corpus(str(tmp_path / "a.npy"), max_length=9).documents
+    assert document.dtype == dtype and document.tolist() == ids
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def machine(ranks=2):
 
 def lengths(*bins):
     """A histogram of (low, high, documents) bins."""
-    text = " ".join(f"({a},{b}]:{n}:{n * (a + b) // 2}" for a, b, n in bins)
+    text = " ".join(f"({a},{b}]:{n}:{n * (a + 1 + b) // 2}" for a, b, n in bins)
     return Lengths.parse(f'S empty=0 "test" {text}')
 
 
