@@ -29,10 +29,10 @@ from shardwise.runtime.interpreter import interpret, module_values
 
 DIMS = {"B": (1, 64), "S": (1, 512)}
 TEXT = {"input_ids": ("B", "S"), "labels": ("B", "S")}
-SMALL: dict[str, Any] = dict(
-    vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
-    num_attention_heads=8, max_position_embeddings=512,
-)  # fmt: skip
+SMALL: dict[str, Any] = {
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "max_position_embeddings": 512,
+}  # fmt: skip
 GROUPED = {**SMALL, "num_key_value_heads": 4}
 
 
@@ -71,10 +71,10 @@ class Result:
 def cases() -> list[Case]:
     """The architectures, tiny."""
     moe = {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
-    gpt2 = dict(vocab_size=256, n_positions=512, n_embd=64, n_layer=3, n_head=8, resid_pdrop=0.0,
-                embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
-    t5 = dict(vocab_size=256, d_model=64, d_kv=8, d_ff=128, num_layers=3, num_heads=8,
-              dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0)  # fmt: skip
+    gpt2 = {"vocab_size": 256, "n_positions": 512, "n_embd": 64, "n_layer": 3, "n_head": 8, "resid_pdrop": 0.0,  # noqa: E501
+                "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
+    t5 = {"vocab_size": 256, "d_model": 64, "d_kv": 8, "d_ff": 128, "num_layers": 3, "num_heads": 8,
+              "dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0}  # fmt: skip
     bert = {**SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     encoder_decoder = {"input_ids": ("B", "S_src"), "labels": ("B", "S_tgt")}
     two = {"B": (1, 64), "S_src": (1, 512), "S_tgt": (1, 512)}
@@ -99,7 +99,7 @@ def cases() -> list[Case]:
                 "moe_intermediate_size": 32,
                 "head_dim": 8,
             },
-        ),  # fmt: skip
+        ),
         Case(
             "DeepSeek-V3",
             "DeepseekV3ForCausalLM",
@@ -119,7 +119,7 @@ def cases() -> list[Case]:
                 "v_head_dim": 8,
                 "first_k_dense_replace": 1,
             },
-        ),  # fmt: skip
+        ),
         Case(
             "Gemma-2",
             "Gemma2ForCausalLM",
@@ -156,7 +156,7 @@ def cases() -> list[Case]:
             "BLOOM",
             "BloomForCausalLM",
             "BloomConfig",
-            dict(vocab_size=256, hidden_size=64, n_layer=3, n_head=8),
+            {"vocab_size": 256, "hidden_size": 64, "n_layer": 3, "n_head": 8},
             attention="eager",
         ),
         Case("OLMo-2", "Olmo2ForCausalLM", "Olmo2Config", GROUPED),
@@ -181,7 +181,7 @@ def cases() -> list[Case]:
                 "sliding_window": 32,
             },
             attention="eager",
-        ),  # fmt: skip
+        ),
         Case(
             "ModernBERT",
             "ModernBertForMaskedLM",
@@ -208,69 +208,69 @@ def cases() -> list[Case]:
             "BART",
             "BartForConditionalGeneration",
             "BartConfig",
-            dict(
-                vocab_size=256,
-                d_model=64,
-                encoder_layers=2,
-                decoder_layers=2,
-                encoder_attention_heads=8,
-                decoder_attention_heads=8,
-                encoder_ffn_dim=128,
-                decoder_ffn_dim=128,
-                max_position_embeddings=512,
-                dropout=0.0,
-                forced_eos_token_id=None,
-            ),
+            {
+                "vocab_size": 256,
+                "d_model": 64,
+                "encoder_layers": 2,
+                "decoder_layers": 2,
+                "encoder_attention_heads": 8,
+                "decoder_attention_heads": 8,
+                "encoder_ffn_dim": 128,
+                "decoder_ffn_dim": 128,
+                "max_position_embeddings": 512,
+                "dropout": 0.0,
+                "forced_eos_token_id": None,
+            },
             inputs=encoder_decoder,
             dims=two,
-        ),  # fmt: skip
+        ),
         Case(
             "Whisper",
             "WhisperForConditionalGeneration",
             "WhisperConfig",
-            dict(
-                vocab_size=256,
-                d_model=64,
-                encoder_layers=2,
-                decoder_layers=2,
-                encoder_attention_heads=8,
-                decoder_attention_heads=8,
-                encoder_ffn_dim=128,
-                decoder_ffn_dim=128,
-                max_source_positions=64,
-                max_target_positions=512,
-                num_mel_bins=16,
-                pad_token_id=0,
-                bos_token_id=1,
-                eos_token_id=1,
-                decoder_start_token_id=1,
-                dropout=0.0,
-            ),
+            {
+                "vocab_size": 256,
+                "d_model": 64,
+                "encoder_layers": 2,
+                "decoder_layers": 2,
+                "encoder_attention_heads": 8,
+                "decoder_attention_heads": 8,
+                "encoder_ffn_dim": 128,
+                "decoder_ffn_dim": 128,
+                "max_source_positions": 64,
+                "max_target_positions": 512,
+                "num_mel_bins": 16,
+                "pad_token_id": 0,
+                "bos_token_id": 1,
+                "eos_token_id": 1,
+                "decoder_start_token_id": 1,
+                "dropout": 0.0,
+            },
             inputs={"input_features": "float32[B, 16, 128]", "labels": ("B", "S")},
-        ),  # fmt: skip
+        ),
         Case(
             "ViT",
             "ViTForImageClassification",
             "ViTConfig",
-            dict(
-                hidden_size=64,
-                intermediate_size=128,
-                num_hidden_layers=3,
-                num_attention_heads=8,
-                image_size=32,
-                patch_size=8,
-                num_labels=10,
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
-            ),
+            {
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 8,
+                "image_size": 32,
+                "patch_size": 8,
+                "num_labels": 10,
+                "hidden_dropout_prob": 0.0,
+                "attention_probs_dropout_prob": 0.0,
+            },
             inputs=image,
             dims=only_b,
-        ),  # fmt: skip
+        ),
         Case(
             "ResNet",
             "ResNetForImageClassification",
             "ResNetConfig",
-            dict(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], num_labels=10),
+            {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 10},
             inputs=image,
             dims=only_b,
             attention="eager",
@@ -279,32 +279,33 @@ def cases() -> list[Case]:
             "Swin",
             "SwinForImageClassification",
             "SwinConfig",
-            dict(
-                image_size=32,
-                patch_size=2,
-                embed_dim=16,
-                depths=[2, 2],
-                num_heads=[2, 4],
-                window_size=4,
-                num_labels=10,
-                hidden_dropout_prob=0.0,
-                drop_path_rate=0.0,
-            ),
+            {
+                "image_size": 32,
+                "patch_size": 2,
+                "embed_dim": 16,
+                "depths": [2, 2],
+                "num_heads": [2, 4],
+                "window_size": 4,
+                "num_labels": 10,
+                "hidden_dropout_prob": 0.0,
+                "drop_path_rate": 0.0,
+            },
             inputs=image,
             dims=only_b,
-        ),  # fmt: skip
+        ),
         Case(
             "Mamba",
             "MambaForCausalLM",
             "MambaConfig",
-            dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, state_size=8),
+            {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
             attention="eager",
         ),
     ]
 
 
 def build(case: Case, dtype: torch.dtype) -> nn.Module:
-    """The case's model with random weights; norms and biases too, so that nothing is trivially 1 or 0."""
+    """The case's model with random weights; norms and biases too, so that nothing is trivially 1
+    or 0."""
     import transformers
 
     torch.manual_seed(0)
@@ -415,13 +416,13 @@ def page(results: list[Result], full: Mapping[str, float]) -> str:
         "# Tracing",
         "",
         "Written by `python -m benchmarks.trace_models --write docs/benchmarks/tracing.md`: torch "
-        f"{torch.__version__}, one thread. Tiny random models in float64; `loss` and `gradient` are the "
-        "largest relative differences between the traced graph and the module at B = 1, 2 and three "
+        f"{torch.__version__}, one thread. Tiny random models in float64; `loss` and `gradient` are the "  # noqa: E501
+        "largest relative differences between the traced graph and the module at B = 1, 2 and three "  # noqa: E501
         "lengths (gradients per tensor, with a floor of 1e-5 of the global norm).",
         "",
         f"Llama-3-8B, bfloat16, no weights, in a fresh process: {full['wall_s']:.1f} s wall "
         f"({full['cpu_s']:.1f} s CPU) from the built model to the normalised graph of "
-        f"{full['operators']:.0f} operators, {full['rss_mb']:.0f} MB peak resident memory of the whole "
+        f"{full['operators']:.0f} operators, {full['rss_mb']:.0f} MB peak resident memory of the whole "  # noqa: E501
         "process, imports included.",
         "",
         f"{len(good)} of {len(results)} architectures trace:",

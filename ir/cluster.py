@@ -18,6 +18,10 @@ _FORM: Final = (
 )
 
 
+MAX_RANKS: Final = 131_072
+"""Most ranks of a cluster: more than any training run has had, and spans stay quick to find."""
+
+
 def check_profile_name(name: object, what: str) -> None:
     """Raise InvalidValueError unless `name` can name a cluster, hardware or software file."""
     if not isinstance(name, str) or not PROFILE_NAME.fullmatch(name):
@@ -99,6 +103,11 @@ class Cluster:
         check_count(self.ranks_per_device, f"ranks_per_device of cluster {self.name}")
         if self.memory_limit_bytes is not None:
             check_count(self.memory_limit_bytes, f"memory_limit_bytes of cluster {self.name}")
+        if self.world_size > MAX_RANKS:
+            raise InvalidValueError(
+                f"cluster {self.name} has {self.world_size} ranks; at most {MAX_RANKS} can be "
+                "planned, lower a size"
+            )
         if self.world_size % self.ranks_per_device:
             raise InvalidValueError(
                 f"{self.name}: {self.world_size} ranks, {self.ranks_per_device} on each, leave "

@@ -145,8 +145,8 @@ def _form(path: str | Path, form: type[Form]) -> Form:
         raise FileFormatError(
             f"{path}: cannot be read ({error.strerror}); give the path of a TOML file"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too deep, huge numbers
+        problem = shown(" ".join(str(error).split()))
         raise FileFormatError(f"{path}: not TOML ({problem}); repair it there") from error
     try:
         return checked_form(form, _plain(tree))

@@ -14,7 +14,8 @@ class ParseError(ShardwiseError, ValueError):
 
 
 class FileFormatError(ShardwiseError, ValueError):
-    """A file is truncated, of another version, or has unknown or wrong keys; names the path in it."""
+    """A file is truncated, of another version, or has unknown or wrong keys; names the path in
+    it."""
 
 
 class MismatchError(ShardwiseError):

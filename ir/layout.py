@@ -40,6 +40,12 @@ class Layout:
     entries: tuple[Entry, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.entries, tuple) or not all(
+            isinstance(entry, tuple) and len(entry) == 2 for entry in self.entries
+        ):
+            raise InvalidValueError(
+                f"layout entries {self.entries!r}: give a tuple of (axis, placement) pairs"
+            )
         names = [name for name, _ in self.entries]
         for name, placement in self.entries:
             if not isinstance(name, str) or not _AXIS.fullmatch(name):

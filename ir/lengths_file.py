@@ -98,8 +98,15 @@ def lengths_csv(lengths: Lengths) -> str:
 
 
 def write_lengths(lengths: Lengths, path: str | Path) -> None:
-    """Write a histogram as CSV."""
-    Path(path).write_text(lengths_csv(lengths), encoding="utf-8")
+    """Write a histogram as CSV; folders on the way are made. Raises FileFormatError."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(lengths_csv(lengths), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        problem = " ".join(str(error).split())
+        raise FileFormatError(
+            f"{path}: cannot be written ({problem}); give another path"
+        ) from error
 
 
 def read_samples(path: str | Path, dims: tuple[str, ...] = ("S",)) -> LengthArray:
@@ -136,10 +143,19 @@ def read_samples(path: str | Path, dims: tuple[str, ...] = ("S",)) -> LengthArra
 def _read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise FileFormatError(
-            f"{path}: cannot be read ({' '.join(str(error).split())}); give a UTF-8 text file"
+            f"{path}: cannot be read ({error.strerror}); give the path of a text file"
         ) from error
+    except ValueError as error:  # not UTF-8, or a null byte in the path
+        problem = " ".join(str(error).split())
+        raise FileFormatError(
+            f"{path}: cannot be read (not UTF-8 text: {problem}); convert it"
+        ) from error
+
+
+MAX_LINE: Final = 100_000
+"""Longest line of a length file."""
 
 
 def _fail(path: str | Path, number: int, problem: str) -> NoReturn:
@@ -150,6 +166,8 @@ def _rows(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
     """Line numbers and cells of the lines that are neither blank nor comments."""
     for number, line in enumerate(lines, start=1):
         if line.strip() and not line.lstrip().startswith("#"):
+            if len(line) > MAX_LINE:
+                raise FileFormatError(f"line {number} has {len(line)} characters; repair the file")
             yield number, [cell.strip() for cell in next(csv.reader([line]))]
 
 

@@ -3,6 +3,7 @@
     functionalise   in-place operators gone
     clean_up        no-ops gone, one kind of cast, reshape and slice
     classify_masks  masks that are functions of sizes proven causal or full
+    split_fused     one linear per section of a fused weight
     move_shift      logits are read whole by the loss
     loss_contract   outputs are (loss_sum, weight)
     costs           FLOPs, moved bytes and saved bytes per operator
@@ -19,6 +20,7 @@ from shardwise.ir.loss_contract import ApplyLossContract
 from shardwise.ir.passes_cleanup import CleanUp
 from shardwise.ir.passes_functional import Functionalise
 from shardwise.ir.passes_mask import ClassifyMasks, MaskUse
+from shardwise.ir.passes_sections import SplitFused
 from shardwise.ir.passes_shift import MoveShift
 from shardwise.ir.rewrite import without_dead_code
 
@@ -43,7 +45,7 @@ def normalise(
     graph = without_dead_code(Functionalise().apply(graph))
     graph = without_dead_code(CleanUp().apply(graph))
     graph, masks = ClassifyMasks(dict(max_sizes or {})).apply(graph)
-    graph = without_dead_code(graph)
+    graph = SplitFused().apply(without_dead_code(graph))
     if contract:
         graph = MoveShift().apply(graph)
         graph = ApplyLossContract().apply(graph)

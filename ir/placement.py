@@ -81,6 +81,10 @@ class Shard:
         object.__setattr__(self, "outer", as_size(self.outer))
         if isinstance(self.outer, int) and self.outer < 1:
             raise InvalidValueError(f"Shard({self.dim}) has outer={self.outer}; use at least 1")
+        if not isinstance(self.sections, tuple):
+            raise InvalidValueError(
+                f"Shard({self.dim}) has sections={self.sections!r}; give a tuple of ints"
+            )
         if not self.sections:
             return
         if self.outer != 1:
@@ -136,6 +140,16 @@ class Select:
 
     def __post_init__(self) -> None:
         _check_dim("Select", self.dim)
+        if not isinstance(self.intervals, tuple) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 and all(type(end) is int for end in pair)
+            for pair in self.intervals
+        ):
+            raise InvalidValueError(
+                f"Select({self.dim}) has intervals {self.intervals!r}; give a tuple of "
+                "(start, stop) pairs of ints"
+            )
+        if type(self.partial) is not bool:
+            raise InvalidValueError(f"Select({self.dim}) has partial={self.partial!r}; give a bool")
         if not self.intervals or any(not 0 <= start < stop for start, stop in self.intervals):
             raise InvalidValueError(
                 f"Select({self.dim}) has intervals {self.intervals}; give one non-empty "

@@ -79,10 +79,16 @@ class Rewriter:
         """Later readers of `old` read `new`."""
         self._forwarded[old] = self.read(new)
 
-    def finish(self, outputs: Iterable[Ref] | None = None) -> OperatorGraph:
-        """The new graph; outputs and updates are mapped like all references."""
+    def finish(
+        self,
+        outputs: Iterable[Ref] | None = None,
+        *,
+        parameters: tuple[Parameter, ...] | None = None,
+    ) -> OperatorGraph:
+        """The new graph, its outputs and parameters if they change; all references are mapped."""
         return replace(
             self.graph,
+            parameters=self.graph.parameters if parameters is None else parameters,
             operators=tuple(self.operators),
             outputs=tuple(
                 self.read(ref) for ref in (self.graph.outputs if outputs is None else outputs)

@@ -213,25 +213,27 @@ def _attention(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
 
 
 def _products_of_attention(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
-    """Attention as two products and a softmax between them."""
+    """Attention as two products and a softmax between them, in full precision."""
     refs = [ref_of(operator.args[position]) for position in range(3)]
     q, k, v = (tracker.spec(ref) for ref in refs)
     trained = [tracker.needs(ref) for ref in refs]
+    narrow = q.dtype in ("bfloat16", "float16")
+    wide = "float32" if narrow else q.dtype
     lead = q.shape[:-2]
     if trained[1]:
-        yield Extra(q)
+        yield Extra(TensorSpec(q.shape, wide))
     if trained[0]:
-        yield Extra(TensorSpec((*lead, *k.shape[-2:]), q.dtype))
-    scores = TensorSpec((*lead, q.shape[-2], k.shape[-2]), q.dtype)
+        yield Extra(TensorSpec((*lead, *k.shape[-2:]), wide))
+    scores = TensorSpec((*lead, q.shape[-2], k.shape[-2]), wide)
     yield Extra(scores)
     if argument(operator, 4, "dropout_p", 0.0) != 0.0:
         yield from (Extra(scores), Extra(scores))
     if not (trained[0] or trained[1] or tracker.needs(argument(operator, 3, "attn_mask"))):
         return
-    if v.shape[:-2] == lead:
+    if v.shape[:-2] == lead and not narrow:
         yield tracker.flattened(refs[2], len(lead))
     else:
-        yield Extra(TensorSpec((*lead, *v.shape[-2:]), v.dtype))
+        yield Extra(TensorSpec((*lead, *v.shape[-2:]), wide))
 
 
 @_rule("batch_norm")

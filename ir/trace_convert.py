@@ -130,9 +130,11 @@ class Converter:
         if kind == "wrap_with_autocast":
             _, _, enabled, _, body, *operands = node.args
             if enabled:
-                inside = next(n for n in self.values[body].graph.nodes if n.meta.get("stack_trace"))
+                assert isinstance(body, fx.Node)
+                inside: fx.Graph = self.values[body].graph
+                place = next(n for n in inside.nodes if n.meta.get("stack_trace"))
                 raise UntraceableModelError(
-                    f"cannot trace {self._where(inside)}: autocast is on inside the model; train in "
+                    f"cannot trace {self._where(place)}: autocast is on inside the model; train in "
                     "a compute dtype (TrainingSpec.compute_dtype) instead"
                 )
             detaches = False

@@ -129,10 +129,10 @@ def narrowed(
         for name, condition in _GUARD.findall(text):
             if name not in ranges:
                 return None
-            low = _lowest(condition, name, ranges[name])
-            if low is None:
+            lowest = _lowest(condition, name, ranges[name])
+            if lowest is None:
                 return None
-            result[name] = (max(low, result[name][0]), result[name][1])
+            result[name] = (max(lowest, result[name][0]), result[name][1])
     valid = all(low <= high for low, high in result.values())
     return result if valid and result != ranges else None
 
@@ -165,8 +165,9 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    if "Constraints violated" in lines[0]:
-        return " ".join(line for line in lines[:2] if "For more information" not in line)[:300]
+    conditions = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    if "Constraints violated" in lines[0] and conditions:
+        return _SIZE.sub("the size", conditions[0].partition("Specializations")[0])[:300]
     return lines[0][:300]
 
 

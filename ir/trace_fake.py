@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO, cast
 
 import sympy
 import sympy.tensor.tensor  # these four are loaded by the first trace otherwise
@@ -134,6 +134,7 @@ def remembering() -> Iterator[None]:
         _remembered_sizes(mode.shape_env),
         _short_stacks(),
         _use_lazy_graph_module(True),
+        contextlib.redirect_stderr(cast(TextIO, _Quiet(sys.stderr))),
         tracing(TracingContext(mode)),
     ):
         yield
@@ -210,3 +211,18 @@ def _short_stacks() -> Iterator[None]:
         yield
     finally:
         setattr(proxy, "CapturedTraceback", original)  # noqa: B010
+
+
+class _Quiet:
+    """Standard error without the graph that torch prints when a trace fails."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Pass on everything but that graph."""
+        return len(text) if "def forward(self, arg" in text else self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the stream's."""
+        return getattr(self.stream, name)

@@ -17,8 +17,8 @@ LARGEST_BATCH: Final = 1 << 20
 def trace_language_model(model: nn.Module, *, compute_dtype: str, longest: int) -> TracedModel:
     """Trace a model of `input_ids` and `labels`, both [B, S], that returns its loss.
 
-    `longest` is the longest padded length: the last edge of the plan's buckets. Masks are classified
-    there. Raises UntraceableModelError and the other errors of `trace`.
+    `longest` is the longest padded length: the last edge of the plan's buckets. Masks are
+    classified there. Raises UntraceableModelError and the other errors of `trace`.
     """
     return trace(
         model,

@@ -70,7 +70,7 @@ def _from_config(path: Path, dtype: str) -> nn.Module:
             model = builder.from_config(config, **settings)
         else:
             model = builder._from_config(config, **settings)
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # whatever the library raises for a config that it rejects
         reason = " ".join(str(error).split())
         raise FileFormatError(f"{path}: transformers cannot build it: {reason[:300]}") from error
     if hasattr(model.config, "use_cache"):
@@ -88,6 +88,12 @@ def _from_function(module: str, function: str) -> nn.Module:
         model = builder()
     except ShardwiseError:
         raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InvalidValueError(
+            f"model {module}:{function} raised {type(error).__name__}: {reason[:300]}; give a "
+            "function without arguments that returns an nn.Module"
+        ) from error
     if not isinstance(model, nn.Module):
         raise InvalidValueError(
             f"model {module}:{function} returned {type(model).__name__}: return an nn.Module"

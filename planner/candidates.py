@@ -198,7 +198,6 @@ class ActivationTable:
             units = range(len(programs.traced.units))
             self._memory[key] = slot_memory(
                 self.traffic(implementation),
-                programs.groups[implementation],
                 programs.like[implementation],
                 [again and programs.is_layer(index) for index in units],
             )

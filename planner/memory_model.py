@@ -1,16 +1,20 @@
 """Peak bytes of one rank while a slot runs, and at the end of a step.
 
-peak = max(rest + kept + opened + transient, rest at the end of the step) + reserve
+    peak = max(rest + kept + opened + transient, rest at the end of the step) + reserve
 
-rest        masters, optimizer state, accumulators, copies that live for a step
-kept        what autograd keeps of every unit (ir/autograd_saves.py); of a recomputed unit its
-            inputs. A storage counts once however many operators and units keep it
-opened      all that the largest recomputed unit keeps, while its backward runs
-transient   operands and results of the largest call (its gradients, in the backward), the
-            gathered copies of one unit, and its largest gradient before it is reduced
-reserve     context and process groups, from the hardware profile
+    rest        masters, optimizer state, accumulators, copies that live for a step
+    kept        what autograd keeps of every unit (ir/autograd_saves.py); of a recomputed unit its
+                inputs. A storage counts once however many operators and units keep it
+    opened      all that a recomputed unit keeps, while its backward runs
+    transient   operands and results of the largest call of a unit (its gradients, in the
+                backward), the unit's gathered copies, and its largest gradient before it is reduced
+    reserve     context and process groups, from the hardware profile
+
+The backward frees what it has used, so the sum is taken at each kind of unit (`Phase`) and the
+largest is the peak.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,7 +26,7 @@ from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.flops import nbytes
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.parameter_choice import Lifetime
-from shardwise.ir.program import Call, LocalProgram, Move, UnitProgram, Use, local_spec
+from shardwise.ir.program import Call, Move, UnitProgram, Use, local_spec
 from shardwise.planner.sizes import local_bytes, number
 from shardwise.planner.traffic import Traffic
 
@@ -31,75 +35,87 @@ Terms = tuple[tuple[sympy.Expr, int], ...]
 
 
 @dataclass(frozen=True)
-class SlotMemory:
-    """What the units of a program hold while a slot runs, under one choice of recomputation."""
+class Phase:
+    """The backward of the last unit of one kind: what later units kept is free by then."""
 
     kept: Terms
-    opened: tuple[sympy.Expr, ...]
-    """Of each kind of recomputed unit."""
-    transient: tuple[Terms, ...]
-    """Of each kind of unit, in the order of the groups: its calls' and moves' tensors."""
+    """Of this unit and those before it."""
+    opened: sympy.Expr
+    """What a recomputed unit makes again; 0 otherwise."""
+    transient: tuple[sympy.Expr, ...]
+    """Its calls' operands and results, and its moves' results."""
+
+
+@dataclass(frozen=True)
+class SlotMemory:
+    """What a program holds while a slot runs, under one choice of recomputation."""
+
+    phases: tuple[Phase, ...]
+    """Of each kind of unit, in the order of the groups."""
 
     def kept_bytes(self, sizes: Mapping[str, int]) -> int:
         """Bytes per rank that autograd keeps between forward and backward."""
-        return int(sum(count * number(size, sizes) for size, count in self.kept))
+        return max(_total(phase.kept, sizes) for phase in self.phases)
 
     def slot_bytes(self, sizes: Mapping[str, int], gathered: Sequence[int]) -> int:
         """Bytes per rank that a slot adds to what rests; `gathered` of each kind of unit."""
-        opened = max((number(size, sizes) for size in self.opened), default=0)
-        transient = max(
-            copies + max((number(size, sizes) for size, _ in terms), default=0)
-            for terms, copies in zip(self.transient, gathered, strict=True)
+        return max(
+            _total(phase.kept, sizes)
+            + int(number(phase.opened, sizes))
+            + int(max((number(size, sizes) for size in phase.transient), default=0))
+            + copies
+            for phase, copies in zip(self.phases, gathered, strict=True)
         )
-        return self.kept_bytes(sizes) + int(opened + transient)
 
 
-def slot_memory(
-    traffic: Traffic, groups: Sequence[tuple[int, int]], like: Sequence[int], again: Sequence[bool]
-) -> SlotMemory:
-    """The memory of a program whose unit i is like unit `like[i]`; `groups` as (unit, count).
+def _total(terms: Terms, sizes: Mapping[str, int]) -> int:
+    return int(sum(count * number(size, sizes) for size, count in terms))
+
+
+def slot_memory(traffic: Traffic, like: Sequence[int], again: Sequence[bool]) -> SlotMemory:
+    """The memory of a program whose unit i is like unit `like[i]`.
 
     `again[i]` says whether unit i is recomputed.
     """
     program = traffic.program
-    saves = {index: traffic.unit_saves(program.units[index]) for index, _ in groups}
-    terms: dict[sympy.Expr, int] = {}
-    for index, count in groups:
+    saves = {index: traffic.unit_saves(program.units[index]) for index in set(like)}
+    shared = _Shared(saves)
+    own: Counter[sympy.Expr] = Counter()
+    last = {first: index for index, first in enumerate(like)}
+    phases: dict[int, Phase] = {}
+    for index, first in enumerate(like):
+        shared.add(program.units[index], first, program.units[first], again=again[index])
         if not again[index]:
-            terms[saves[index].own] = terms.get(saves[index].own, 0) + count
-    for size in _shared(program, saves, like, again).values():
-        terms[size] = terms.get(size, 0) + 1
-    return SlotMemory(
-        tuple(terms.items()),
-        tuple(_opened(saves[index]) for index, _ in groups if again[index]),
-        tuple(_transient(program.units[index], traffic.mesh) for index, _ in groups),
-    )
+            own[saves[first].own] += 1
+        if last[first] == index:
+            phases[first] = Phase(
+                tuple((own + Counter(shared.kept.values())).items()),
+                _opened(saves[first]) if again[index] else sympy.S.Zero,
+                _transient(program.units[first], traffic.mesh),
+            )
+    return SlotMemory(tuple(phases[first] for first in dict.fromkeys(like)))
 
 
-def _shared(
-    program: LocalProgram,
-    saves: Mapping[int, UnitSaves],
-    like: Sequence[int],
-    again: Sequence[bool],
-) -> dict[str, sympy.Expr]:
+class _Shared:
     """Storages that cross units and are kept, each once: those saved, and inputs of recomputed."""
-    found: dict[str, sympy.Expr] = {}
-    roots: dict[str, tuple[str, sympy.Expr]] = {}
-    for index, unit in enumerate(program.units):
-        model, first = saves[like[index]], program.units[like[index]]
-        names = dict(zip((*first.reads, *first.writes), (*unit.reads, *unit.writes), strict=True))
-        for written, (root, size) in model.roots.items():
+
+    def __init__(self, saves: Mapping[int, UnitSaves]) -> None:
+        self.saves = saves
+        self.kept: dict[str, sympy.Expr] = {}
+        self._roots: dict[str, tuple[str, sympy.Expr]] = {}
+
+    def add(self, unit: UnitProgram, first: int, model: UnitProgram, *, again: bool) -> None:
+        """The next unit, which is like unit `first` (`model`) but for names."""
+        saves = self.saves[first]
+        pairs = zip((*model.reads, *model.writes), (*unit.reads, *unit.writes), strict=True)
+        names = dict(pairs)
+        for written, (root, size) in saves.roots.items():
             base = names.get(root, f"{unit.name}/{root}")
-            roots[names[written]] = roots.get(base, (base, size))
-        if again[index]:
-            kept = {name: model.inputs[other] for other, name in zip(first.reads, unit.reads,
-                                                                     strict=True)}  # fmt: skip
-        else:
-            kept = {names.get(n, f"{unit.name}/{n}"): size for n, size in model.shared.items()}
-        for name, size in kept.items():
-            root, whole = roots.get(name, (name, size))
-            found[root] = whole
-    return found
+            self._roots[names[written]] = self._roots.get(base, (base, size))
+        for name, size in (saves.inputs if again else saves.shared).items():
+            known = names.get(name, f"{unit.name}/{name}")
+            root, whole = self._roots.get(known, (known, size))
+            self.kept[root] = whole
 
 
 def _opened(saves: UnitSaves) -> sympy.Expr:
@@ -110,23 +126,21 @@ def _opened(saves: UnitSaves) -> sympy.Expr:
     )
 
 
-def _transient(unit: UnitProgram, mesh: Mesh) -> Terms:
+def _transient(unit: UnitProgram, mesh: Mesh) -> tuple[sympy.Expr, ...]:
     """Operands and results of each call, result of each move; each size once."""
-    found: dict[sympy.Expr, int] = {}
+    found: dict[sympy.Expr, None] = {}
     for step in unit.steps:
         if isinstance(step, Move):
-            found[nbytes(local_spec(step.spec, step.target.forward, mesh))] = 1
+            found[nbytes(local_spec(step.spec, step.target.forward, mesh))] = None
         elif isinstance(step, Call):
             specs = (*step.operand_specs, *step.operator.outputs)
             layouts = (*step.reads, *step.writes)
-            total = sympy.Add(
-                *(
-                    nbytes(local_spec(spec, layout.forward, mesh))
-                    for spec, layout in zip(specs, layouts, strict=True)
-                )
+            sizes = (
+                nbytes(local_spec(spec, layout.forward, mesh))
+                for spec, layout in zip(specs, layouts, strict=True)
             )
-            found[total] = 1
-    return tuple(found.items())
+            found[sympy.Add(*sizes)] = None
+    return tuple(found)
 
 
 def gathered_bytes(unit: UnitProgram, traffic: Traffic) -> int:

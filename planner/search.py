@@ -228,9 +228,10 @@ def infeasible(search: Search, short: Shortfall) -> InfeasibleError:
     mesh = short.table.activations.programs.mesh
     fits = search.longest_that_fits()
     split = f"split documents at {fits} tokens" if fits else "shorten the documents"
+    short_bytes = short.needed_bytes - limit
     return InfeasibleError(
         f"no strategy fits: bucket S(0,{short.length}] needs {short.needed_bytes} bytes per rank "
         f"at least (mesh {mesh}, {short.table.scheme.name}, one document per replica) and the "
-        f"limit is {limit}: {short.needed_bytes - limit} bytes short; nearest fixes: raise the limit by "
-        f"that, use more ranks, or {split}"
+        f"limit is {limit}: {short_bytes} bytes short; nearest fixes: raise the limit by that, "
+        f"use more ranks, or {split}"
     )

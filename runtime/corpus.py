@@ -55,6 +55,8 @@ def load_corpus(
     Raises FileFormatError for files that are missing or not of their form, and
     InvalidValueError for an empty corpus.
     """
+    if max_length < 1:
+        raise InvalidValueError(f"max_length is {max_length}; give 1 token or more")
     encode = tokenizer_of(tokenizer)
     pieces: list[Tokens] = []
     split = empty = 0

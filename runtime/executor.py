@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from shardwise.ir.errors import InvalidValueError
+from shardwise.ir.expression import Size
 from shardwise.ir.graph import OperatorGraph
-from shardwise.ir.program import LocalProgram
+from shardwise.ir.layout import Layout
+from shardwise.ir.program import Call, LocalProgram, Move
 from shardwise.ir.strategy import Recompute
 from shardwise.runtime.emit import EmittedUnit
 from shardwise.runtime.parameters import ParameterStore
@@ -38,6 +41,7 @@ class Executor:
         self.graph, self.buckets, self.store = graph, tuple(buckets), store
         self.constants = dict(constants)
         self._last = [_last_reads(bucket.local) for bucket in self.buckets]
+        self._multiples = [length_multiples(bucket.local) for bucket in self.buckets]
 
     def run(
         self, bucket: int, batch: Mapping[str, torch.Tensor]
@@ -48,6 +52,12 @@ class Executor:
         """
         program = self.buckets[bucket]
         sizes = self._sizes(program, batch)
+        for name, multiple in self._multiples[bucket].items():
+            if sizes[name] % multiple:
+                raise InvalidValueError(
+                    f"a micro-batch of bucket {bucket} has {name} = {sizes[name]}, which its "
+                    f"strategy cuts in {multiple} parts; pad it to a multiple of {multiple}"
+                )
         values: dict[str, torch.Tensor] = {**self.constants, **batch}
         for index, (unit, recompute) in enumerate(
             zip(program.units, program.recompute, strict=True)
@@ -106,6 +116,27 @@ class Executor:
                         f"{sizes[symbol.name]}; pad all inputs of a micro-batch alike"
                     )
         return sizes
+
+
+def length_multiples(program: LocalProgram) -> dict[str, int]:
+    """What each length must be a multiple of: the ranks that cut a dim of that length together."""
+    cut: set[tuple[tuple[Size, ...], Layout]] = set()
+    for step in program.steps():
+        if isinstance(step, Move):
+            cut |= {(step.spec.shape, step.source.forward), (step.spec.shape, step.target.forward)}
+        elif isinstance(step, Call):
+            values = zip(step.operand_specs, step.reads, strict=True)
+            results = zip(step.operator.outputs, step.writes, strict=True)
+            cut |= {(spec.shape, layout.forward) for spec, layout in (*values, *results)}
+    found: dict[str, int] = {}
+    for shape, layout in cut:
+        for dim in layout.cut_dims:
+            length = shape[dim]
+            if isinstance(length, int) or not length.is_Symbol or length.name == "B":
+                continue
+            ranks = program.mesh.group_size(tuple(axis for axis, _ in layout.cuts(dim)))
+            found[length.name] = lcm(found.get(length.name, 1), ranks)
+    return found
 
 
 def _last_reads(program: LocalProgram) -> list[tuple[str, ...]]:

@@ -103,7 +103,7 @@ def load_job(path: str | Path) -> Job:
         raise FileFormatError(
             f"{path}: cannot be read ({error.strerror}); give the path of a job file"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too deep, huge numbers
         problem = " ".join(str(error).split())
         raise FileFormatError(f"{path}: not TOML ({problem}); repair it there") from error
     try:

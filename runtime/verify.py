@@ -42,7 +42,8 @@ WEIGHT_FLOOR = 1e-2
 """Of the model's largest weight, likewise."""
 STEPS = 3
 """AdamW steps of a replay."""
-LEARNING_RATE = 1e-2
+LEARNING_RATE = 1e-3
+"""Small: where a gradient is about AdamW's epsilon, a step carries its rounding to the weight."""
 TIMEOUT_S = 600.0
 
 Errors = Mapping[str, float]
@@ -109,16 +110,18 @@ def verify(
     loss: LossFunction | None = None,
     sample: Sample | None = None,
     seed: int = 0,
+    notes: Sequence[str] = (),
 ) -> VerifyReport:
     """Replay `plan` for three steps against `model` in one process, in float64.
 
     `model` has weights, small enough for float64 copies in memory; it is the plan's model, or a
     smaller one of the same architecture (`verify_project.small_config`), and is left as it was.
     `trace` and `loss` are as the plan's model was traced with (default: a language model that
-    returns its loss), `sample` makes documents of a model of other inputs. Raises ShardwiseError
-    where plan and model do not fit; what ranks raise is in the report.
+    returns its loss), `sample` makes documents of a model of other inputs, `notes` go into the
+    report. Raises ShardwiseError where plan and model do not fit; what ranks raise is reported.
     """
-    return Verification(plan, model, trace=trace, loss=loss, sample=sample, seed=seed).replay()
+    found = Verification(plan, model, trace=trace, loss=loss, sample=sample, seed=seed).replay()
+    return replace(found, covered=(*notes, *found.covered))
 
 
 class Verification:
@@ -167,24 +170,26 @@ class Verification:
             for slots in self.slots
         ]
 
-    def replay(self) -> VerifyReport:
-        """Run the plan on simulated ranks and compare."""
+    def replay(self, steps: int | None = None) -> VerifyReport:
+        """Run the plan on simulated ranks and compare; `steps` are fewer than all."""
         for bucket in self.plan.buckets:  # once here instead of once on every rank
             strategies = [self.plan.strategy(i) for i in self.plan.unit_strategies(bucket)]
             localise(self.traced.graph, self.traced.units, self.plan.mesh, strategies)
         try:
-            ranks = run_ranks(self.plan.mesh.world_size, self._rank, timeout_s=TIMEOUT_S)
+            ranks = run_ranks(
+                self.plan.mesh.world_size, lambda rank: self._rank(rank, steps), timeout_s=TIMEOUT_S
+            )
         except RanksFailedError as error:
             return VerifyReport(self._covered(), (), " ".join(str(error).split()))
-        steps = tuple(_worst(errors) for errors in zip(*ranks, strict=True))
-        return VerifyReport(self._covered(), steps)
+        worst = tuple(_worst(errors) for errors in zip(*ranks, strict=True))
+        return VerifyReport(self._covered(), worst)
 
-    def _rank(self, communicator: Communicator) -> list[StepErrors]:
+    def _rank(self, communicator: Communicator, steps: int | None) -> list[StepErrors]:
         """The errors of every step on one rank, of whole tensors."""
         program = Program.from_plan(self.model, self.plan, self.traced, communicator)
         optimizer = torch.optim.AdamW(program.parameters(), lr=LEARNING_RATE)
         found = []
-        for slots, wanted in zip(self.slots, self.wanted, strict=True):
+        for slots, wanted in zip(self.slots[:steps], self.wanted[:steps], strict=True):
             total, count = 0.0, 0.0
             for slot in slots:
                 result = program.run_slot(slot.bucket, self._batch(slot, communicator.rank))

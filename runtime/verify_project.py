@@ -6,6 +6,7 @@ parameter's layouts and lifetime, and of the model whatever the ranks divide or 
 seats. `Projection.notes` says which did.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +37,8 @@ class Projection:
 def project(plan: Plan, traced: TracedModel) -> Projection:
     """`plan` for the ranks of one process and the (possibly smaller) model that was traced in
     float64. Raises InvalidValueError where the result is no legal plan."""
-    mesh, notes = _smaller(plan.mesh)
+    mesh = smaller_mesh(plan.mesh)
+    notes = [] if mesh == plan.mesh else [f"mesh: {plan.mesh} -> {mesh}"]
     units = len(traced.units)
     if units != plan.model.unit_count:
         notes.append(f"units: {plan.model.unit_count} -> {units}, strategies at equal depth")
@@ -65,18 +67,17 @@ def project(plan: Plan, traced: TracedModel) -> Projection:
     return Projection(projected, tuple(notes))
 
 
-def _smaller(mesh: Mesh) -> tuple[Mesh, list[str]]:
-    """The mesh on at most MAX_RANKS ranks: larger ones have their axes cut to 2 each."""
+def smaller_mesh(mesh: Mesh) -> Mesh:
+    """The mesh on at most MAX_RANKS ranks: of larger ones each axis is cut to 2, stages to 1."""
     if mesh.world_size <= MAX_RANKS and STAGE not in mesh.axis_names:
-        return mesh, []
+        return mesh
     axes: list[MeshAxis] = []
     room = MAX_RANKS
     for axis in mesh.axes:
         size = 1 if axis.name == STAGE else min(axis.size, _CUT, room)
         room //= size
         axes.append(MeshAxis(axis.name, size, axis.link))
-    smaller = Mesh(tuple(axes), mesh.rank_order)
-    return smaller, [f"mesh: {mesh} -> {smaller}"]
+    return Mesh(tuple(axes), mesh.rank_order)
 
 
 def _at(place: int, count: int, of: int) -> int:
@@ -102,22 +103,20 @@ def _without_casts(choice: ParameterChoice) -> ParameterChoice:
 def small_config(config: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
     """A Hugging Face config of the same architecture with two small layers.
 
-    `mesh` is the plan's own. A count that its model axes divide together is divided by them when
-    they are cut to 2, one that they do not divide is not, and key heads that are fewer than the
+    `mesh` is the plan's own. A count that its model axes divide together is divided by those of
+    the smaller mesh, one that they do not divide is not, and key heads that are fewer than the
     ranks stay fewer.
     """
-    ranks = 1
-    for axis in mesh.axes:
-        ranks *= 1 if axis.name in (DATA, STAGE) else axis.size
-    names = {new: old for old, new in _ALIASES.get(str(config.get("model_type")), {}).items()}
-    found = {names.get(key, key): key for key in config}
+    ranks, few = _model_ranks(mesh), _model_ranks(smaller_mesh(mesh))
+    usual = _ALIASES.get(str(config.get("model_type")), {})
+    found = {usual.get(key, key): key for key in config}
 
     def get(name: str, default: Any = None) -> Any:
         return config[found[name]] if name in found else default
 
     heads = int(get("num_attention_heads", 4))
     kv = int(get("num_key_value_heads") or heads)
-    small_heads, small_kv = _heads(heads, kv, ranks)
+    small_heads, small_kv = _heads(heads, kv, ranks, few)
     width = small_heads * _HEAD
     wanted = {
         "num_hidden_layers": 2,
@@ -154,15 +153,20 @@ _ALIASES: dict[str, dict[str, str]] = {
 """Model type -> its own key -> the usual one."""
 
 
-def _heads(heads: int, kv: int, ranks: int) -> tuple[int, int]:
-    """Query and key heads for axes of 2 that fall in the same cases as these on `ranks`."""
-    if ranks == 1 or heads % ranks == 0:
-        if kv == heads:
-            return 4, 4
-        if kv % ranks == 0:
-            return 4, 2
-        return (4, 1) if kv < ranks else (6, 3)
-    return (3, 3) if kv == heads else (3, 1)
+def _model_ranks(mesh: Mesh) -> int:
+    return math.prod(axis.size for axis in mesh.axes if axis.name not in (DATA, STAGE))
+
+
+def _heads(heads: int, kv: int, ranks: int, few: int) -> tuple[int, int]:
+    """Query and key heads that fall in the same cases on `few` ranks as these on `ranks`."""
+    if heads % ranks:
+        return (few + 1, few + 1) if kv == heads else (few + 1, 1)
+    whole = 2 * max(few, 2)
+    if kv == heads:
+        return whole, whole
+    if kv % ranks == 0:
+        return whole, max(few, 1)
+    return (whole, 1) if kv < ranks else (few * (few + 1), few + 1)
 
 
 def _like(size: int, ranks: int, small: int) -> int:

@@ -103,8 +103,11 @@ def plan_command(
 
         loaded = load_job(job)
         spec, training = model or loaded.model.spec, loaded.training
-        tokens_per_step = tokens_per_step or loaded.tokens_per_step
-        memory_limit = memory_limit or loaded.memory_limit_bytes_per_rank
+        if tokens_per_step is None:
+            tokens_per_step = loaded.tokens_per_step
+        if memory_limit is None:
+            memory_limit = loaded.memory_limit_bytes_per_rank
+    output.parent.mkdir(parents=True, exist_ok=True)
     if spec is None or tokens_per_step is None:
         raise InvalidValueError("give a model and --tokens-per-step, or a --job that has both")
     made = plan_language_model(
@@ -115,9 +118,9 @@ def plan_command(
         tokens_per_step=tokens_per_step,
         memory_limit_bytes_per_rank=memory_limit,
     )
-    made.save(output)
     typer.echo(plan_text.render(made), nl=False)
     typer.echo(f"\n{batcher_line(made, lengths)}")
+    made.save(output)
     typer.echo(f"wrote {output}")
 
 

@@ -15,8 +15,7 @@ from shardwise.ir.operator import Operator
 from shardwise.ir.tensor import TensorSpec
 from shardwise.ir.trace import trace
 from tests.models.hand_written import Maker
-from tests.models.hugging_face import llama
-from tests.support.traced import DIMS, TEXT
+from tests.support.traced import traced_model
 
 B, S = symbol("B"), symbol("S")
 
@@ -86,9 +85,7 @@ def test_moved_bytes():
 def function_flops(function, shape, **buffers):
     """FLOPs of a traced function, and those that torch's counter counts, at B=3, S=16."""
     model = Maker(function, **buffers)
-    graph = trace(
-        model, {"x": shape}, dims={"B": (1, 9), "S": (1, 64)}, contract=False
-    ).graph
+    graph = trace(model, {"x": shape}, dims={"B": (1, 9), "S": (1, 64)}, contract=False).graph
     matrix = [o for o in graph.operators if "elementwise" not in o.kind]
     x = torch.randn(*(int(d) for d in graph.inputs[0].spec.at({"B": 3, "S": 16}).shape))
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
@@ -114,15 +111,13 @@ def test_torch_counts_the_same_products():
 
 
 def test_torch_counts_the_same_convolutions():
-    ours, counter = function_flops(
-        _convolutions, "float32[B, S, 8]", filter=torch.randn(8, 8, 3)
-    )
+    ours, counter = function_flops(_convolutions, "float32[B, S, 8]", filter=torch.randn(8, 8, 3))
     assert ours == counter.get_total_flops()
 
 
 def test_a_decoder_counts_two_flops_a_weight_and_token():
-    model = llama(torch.float32)
-    graph = trace(model, TEXT, dims=DIMS).graph
+    model, traced = traced_model("llama")
+    graph = traced.graph
     matrices = sum(
         module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)
     )

@@ -1,6 +1,7 @@
 """The registry of rules, what an axis divides, where values rest, and the mapping of reshapes.
 
-That each rule computes the right thing is tested by running it: tests/runtime/test_rules_execute.py.
+That each rule computes the right thing is tested by running it:
+tests/runtime/test_rules_execute.py.
 """
 
 import itertools

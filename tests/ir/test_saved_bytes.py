@@ -11,7 +11,13 @@ from shardwise.ir.strides import contiguous, is_contiguous, is_dense, pointwise,
 from shardwise.ir.trace import trace
 from tests.models import hand_written, hugging_face
 from tests.models.hand_written import Maker
-from tests.support.traced import DIMS, TEXT, saved_by_operator, text_batch, values_of
+from tests.support.traced import (
+    MODELS,
+    saved_by_operator,
+    text_batch,
+    traced_model,
+    values_of,
+)
 
 # strides
 
@@ -72,7 +78,9 @@ def test_pointwise_results_are_laid_out_as_by_torch(tensor, data):
     elif kind == "row":
         operands.append(torch.arange(tensor.shape[-1]))
     elif kind == "permuted":
-        other = torch.zeros(tensor.shape[::-1], dtype=tensor.dtype).permute(*range(tensor.dim() - 1, -1, -1))
+        other = torch.zeros(tensor.shape[::-1], dtype=tensor.dtype).permute(
+            *range(tensor.dim() - 1, -1, -1)
+        )
         operands.append(other)
     if data.draw(st.booleans()):
         operands.reverse()
@@ -87,8 +95,8 @@ def test_pointwise_results_are_laid_out_as_by_torch(tensor, data):
 # saved bytes
 
 
-def check(model, inputs, dims, batch, sizes):
-    traced = trace(model, inputs, dims=dims)
+def compare(model, traced, batch, sizes):
+    """Per operator; returns the total."""
     staying = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     staying |= {t.untyped_storage().data_ptr() for t in traced.constants.values()}
     counted = saved_by_operator(traced.graph, values_of(model, traced, batch), staying)
@@ -102,18 +110,23 @@ def check(model, inputs, dims, batch, sizes):
     return sum(stated.values())
 
 
-MODELS = {
-    "llama": hugging_face.llama, "gpt2": hugging_face.gpt2, "bert": hugging_face.bert,
-    "mistral": hugging_face.mistral,
-}  # fmt: skip
+def check(model, inputs, dims, batch, sizes):
+    return compare(model, trace(model, inputs, dims=dims), batch, sizes)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float64) for name in MODELS),
+        ("llama", torch.bfloat16),
+        ("gpt2", torch.float32),
+    ],
+)
 def test_models(name, dtype):
-    torch.set_num_threads(1)
-    batch = text_batch(3, 24)
-    assert check(MODELS[name](dtype), TEXT, DIMS, batch, {"B": 3, "S": 24}) > 50_000
+    model, traced = traced_model(name, dtype)
+    for rows, length in ((2, 12), (3, 25)):
+        sizes = {"B": rows, "S": length}
+        assert compare(model, traced, text_batch(rows, length), sizes) > 10_000
 
 
 def test_two_lengths_and_a_trained_bias_of_attention():
@@ -126,8 +139,7 @@ def test_two_lengths_and_a_trained_bias_of_attention():
     assert check(hugging_face.t5(torch.float32), inputs, dims, batch, sizes) > 0
 
 
-def test_hand_written_models():
-    check(hand_written.GPT(), TEXT, DIMS, text_batch(3, 24), {"B": 3, "S": 24})
+def test_a_model_without_lengths():
     inputs = {"x": "float32[B, 8]", "target": "float32[B, 4]"}
     batch = {"x": torch.randn(3, 8), "target": torch.randn(3, 4)}
     check(hand_written.MLP(), inputs, {"B": (1, 9)}, batch, {"B": 3})

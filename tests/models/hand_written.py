@@ -45,9 +45,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(
-            logits[:, :-1].reshape(-1, VOCABULARY), labels[:, 1:].reshape(-1)
-        )
+        return F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), labels[:, 1:].reshape(-1))
 
 
 class MLP(nn.Module):

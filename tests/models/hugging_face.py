@@ -37,10 +37,9 @@ def llama(dtype: torch.dtype = torch.float64, **changes: Any) -> nn.Module:
 
 
 def mistral(dtype: torch.dtype = torch.float64, window: int = 16) -> nn.Module:
-    """Llama with a sliding window."""
-    return built(
-        "MistralForCausalLM", "MistralConfig", dtype, **{**GROUPED, "sliding_window": window}
-    )
+    """Llama with a sliding window, one layer."""
+    config = {**GROUPED, "sliding_window": window, "num_hidden_layers": 1}
+    return built("MistralForCausalLM", "MistralConfig", dtype, **config)
 
 
 def gpt2(dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> nn.Module:
@@ -52,10 +51,10 @@ def gpt2(dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> nn.Module:
 
 
 def bert(dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Bidirectional, post-norm, masked language model."""
+    """Bidirectional, post-norm, masked language model, one layer."""
     return built(
-        "BertForMaskedLM", "BertConfig", dtype, **SMALL, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        "BertForMaskedLM", "BertConfig", dtype, **{**SMALL, "num_hidden_layers": 1},
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
 
 
@@ -63,6 +62,6 @@ def t5(dtype: torch.dtype = torch.float64) -> nn.Module:
     """Encoder and decoder, relative positions that are trained."""
     return built(
         "T5ForConditionalGeneration", "T5Config", dtype, vocab_size=64, d_model=32, d_kv=8,
-        d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0,
+        d_ff=48, num_layers=1, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0,
         pad_token_id=0,
     )  # fmt: skip

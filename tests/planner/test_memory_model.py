@@ -1,6 +1,5 @@
 """Stated bytes against what autograd is seen to keep, and against sums by hand."""
 
-from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -13,6 +12,7 @@ from shardwise.ir.trace_models import load_model
 from shardwise.planner.candidates import ActivationTable, MeshPrograms, Option, SchemeTable
 from shardwise.planner.memory_model import gathered_bytes, slot_memory
 from shardwise.planner.scheme import SCHEMES
+from shardwise.planner.sizes import number
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.traffic import Traffic
 from shardwise.runtime.regather import Regather
@@ -80,9 +80,7 @@ def test_saved_bytes_are_those_that_autograd_keeps(model, mesh, name, batch, len
     )
     programs = MeshPrograms.of(traced, Mesh.parse(mesh), TRAINING)
     traffic = Traffic(programs.programs[name], {}, TRAINING)
-    memory = slot_memory(
-        traffic, programs.groups[name], programs.like[name], [False] * len(traced.units)
-    )
+    memory = slot_memory(traffic, programs.like[name], [False] * len(traced.units))
     stated = memory.kept_bytes({"B": batch, "S": length})
     for store, stay, _ in results:
         seen = sum(size for at, size in kept[id(store)].items() if at not in stay)
@@ -135,9 +133,7 @@ def test_what_a_layer_keeps_by_hand():
     head = rows * WIDTH + rows * VOCABULARY + rows + 1  # x, log-probabilities, targets, weight
     ids = rows
     programs = one.activations.programs
-    memory = slot_memory(
-        one.traffics["data"], programs.groups["data"], programs.like["data"], [False] * 3
-    )
+    memory = slot_memory(one.traffics["data"], programs.like["data"], [False] * 3)
     assert memory.kept_bytes({"B": 4, "S": 16}) == 8 * (layer + head + ids)
 
 
@@ -145,23 +141,33 @@ def test_a_recomputed_layer_keeps_its_input_and_opens_the_rest():
     one = table("1", "DDP", layers=2)
     programs, sizes = one.activations.programs, {"B": 4, "S": 16}
     forms = [
-        slot_memory(one.traffics["data"], programs.groups["data"], programs.like["data"], again)
+        slot_memory(one.traffics["data"], programs.like["data"], again)
         for again in ([False] * 4, [False, True, True, False])
     ]
     plain, again = (form.kept_bytes(sizes) for form in forms)
     rows = 8 * 4 * 16
     assert again < plain
     assert again == rows * (2 * WIDTH + WIDTH + VOCABULARY + 2) + 8  # two inputs, head, ids
-    opened = again_opened(forms[1], sizes)
-    assert plain - again == 2 * opened
+    layer = forms[1].phases[1]
+    assert plain - again == 2 * number(layer.opened, sizes)
+    head = rows * (VOCABULARY + 1 + WIDTH) + 8
+    assert sum(n * number(size, sizes) for size, n in layer.kept) == again - head
 
 
-def again_opened(form, sizes):
-    return form.slot_bytes(sizes, (0, 0, 0)) - form.kept_bytes(sizes) - transient(form, sizes)
-
-
-def transient(form, sizes):
-    return replace(form, opened=(), kept=()).slot_bytes(sizes, (0, 0, 0))
+def test_the_peak_is_the_largest_phase():
+    one = table("1", "DDP", layers=2)
+    sizes = {"B": 4, "S": 16}
+    memory = slot_memory(
+        one.traffics["data"], one.activations.programs.like["data"], [False, True, True, False]
+    )
+    phases = [
+        sum(n * number(size, sizes) for size, n in phase.kept)
+        + number(phase.opened, sizes)
+        + max(number(size, sizes) for size in phase.transient)
+        + copies
+        for phase, copies in zip(memory.phases, (1, 10**6, 100), strict=True)
+    ]
+    assert memory.slot_bytes(sizes, (1, 10**6, 100)) == max(phases) == phases[1]
 
 
 def test_short_lived_copies_are_of_one_unit():

@@ -230,7 +230,7 @@ def test_sgd(tmp_path):
     record = trainer.one_step()
     model = build_model(load_job(path))
     for index in trainer.sampler.batch(0):
-        ids = torch.from_numpy(np.asarray(trainer.corpus.documents[index]))[None]
+        ids = torch.from_numpy(trainer.corpus.documents[index].astype(np.int64))[None]
         (model(ids, ids) * (ids.shape[1] - 1) / record["targets"]).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name, master in trainer.program.named_parameters():

@@ -224,11 +224,17 @@ CASES = {
     "aten.bmm.default": bmm(),
     **{
         kind: reduction(kind)
-        for kind in (
-            "aten.sum.dim_IntList aten.mean.dim aten.mean.default aten.amax.default "
-            "aten.amin.default aten.var.correction aten.all.default aten.any.default "
-            "aten.linalg_vector_norm.default"
-        ).split()
+        for kind in [
+            "aten.sum.dim_IntList",
+            "aten.mean.dim",
+            "aten.mean.default",
+            "aten.amax.default",
+            "aten.amin.default",
+            "aten.var.correction",
+            "aten.all.default",
+            "aten.any.default",
+            "aten.linalg_vector_norm.default",
+        ]
     },
     "aten.sum.default": reduction("aten.sum.default") | count(),
     "aten.layer_norm.default": normalisation("aten.layer_norm.default"),

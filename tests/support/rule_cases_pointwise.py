@@ -111,11 +111,40 @@ def binary_entropy(draw, kind):
 CASES = {
     **{
         f"aten.{name}.default": _unary(f"aten.{name}.default")
-        for name in (
-            "neg abs exp sigmoid tanh relu silu gelu sin cos erf softplus mish hardtanh leaky_relu "
-            "elu floor ceil round sign square clone detach alias contiguous log_sigmoid hardswish "
-            "selu relu6 expm1 zeros_like ones_like"
-        ).split()
+        for name in [
+            "neg",
+            "abs",
+            "exp",
+            "sigmoid",
+            "tanh",
+            "relu",
+            "silu",
+            "gelu",
+            "sin",
+            "cos",
+            "erf",
+            "softplus",
+            "mish",
+            "hardtanh",
+            "leaky_relu",
+            "elu",
+            "floor",
+            "ceil",
+            "round",
+            "sign",
+            "square",
+            "clone",
+            "detach",
+            "alias",
+            "contiguous",
+            "log_sigmoid",
+            "hardswish",
+            "selu",
+            "relu6",
+            "expm1",
+            "zeros_like",
+            "ones_like",
+        ]
     },
     **{
         f"aten.{name}.default": _unary(f"aten.{name}.default", P)
@@ -147,10 +176,17 @@ CASES = {
     },
     **{
         f"aten.{name}": _binary(f"aten.{name}", "bool", "bool", "bool")
-        for name in (
-            "logical_and.default logical_or.default logical_xor.default bitwise_and.Tensor "
-            "bitwise_or.Tensor bitwise_xor.Tensor __and__.Tensor __or__.Tensor __xor__.Tensor"
-        ).split()
+        for name in [
+            "logical_and.default",
+            "logical_or.default",
+            "logical_xor.default",
+            "bitwise_and.Tensor",
+            "bitwise_or.Tensor",
+            "bitwise_xor.Tensor",
+            "__and__.Tensor",
+            "__or__.Tensor",
+            "__xor__.Tensor",
+        ]
     },
     "aten.add.Tensor": _binary("aten.add.Tensor", kwargs=(("alpha", 2),)),
     "aten.remainder.Tensor": _binary("aten.remainder.Tensor", P, P),

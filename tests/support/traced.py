@@ -1,5 +1,6 @@
 """Runs a traced graph and its module on the same data, and compares them."""
 
+import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
@@ -8,11 +9,32 @@ from torch import nn
 
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.operator import Operator
+from shardwise.ir.trace import trace
 from shardwise.ir.traced_model import TracedModel
 from shardwise.runtime.interpreter import interpret, module_values
+from tests.models import hand_written, hugging_face
 
 TEXT = {"input_ids": ("B", "S"), "labels": ("B", "S")}
 DIMS = {"B": (1, 64), "S": (1, 128)}
+
+
+MODELS = {
+    "llama": hugging_face.llama,
+    "gpt2": hugging_face.gpt2,
+    "bert": hugging_face.bert,
+    "mistral": hugging_face.mistral,
+    "hand-written": lambda dtype=torch.float64: hand_written.GPT().to(dtype),
+}
+"""Language models by name, each a function of a dtype."""
+
+
+@functools.cache
+def traced_model(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, TracedModel]:
+    """A model and its trace, made once for all tests; neither is to be changed."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = MODELS[name](dtype)
+    return model, trace(model, TEXT, dims=DIMS, name=name)
 
 
 def text_batch(rows: int, length: int, *, vocabulary: int = 64) -> dict[str, torch.Tensor]:
