@@ -138,7 +138,7 @@ class ActivationTable:
 
     def __init__(self, programs: MeshPrograms, pricer: Pricer, training: TrainingSpec) -> None:
         self.programs, self.pricer, self.training = programs, pricer, training
-        self._times: dict[tuple[str, bool, int, int], float] = {}
+        self._times: dict[tuple[str, int, int, int, bool], float] = {}
         self._memory: dict[tuple[str, bool], SlotMemory] = {}
         self._traffics: dict[str, Traffic] = {}
         self._slots: dict[tuple[str, bool, int, int, tuple[int, ...]], int] = {}
@@ -158,20 +158,18 @@ class ActivationTable:
     def time_s(self, option: Option, length: int) -> float:
         """Seconds of calls and moves of a full slot padded to `length`."""
         again = option.recompute is Recompute.LAYER
-        key = (option.implementation, again, option.documents_per_slot, length)
+        return sum(
+            count * self._unit_s(option, length, index, again and self.programs.is_layer(index))
+            for index, count in self.programs.groups[option.implementation]
+        )
+
+    def _unit_s(self, option: Option, length: int, index: int, again: bool) -> float:
+        key = (option.implementation, option.documents_per_slot, length, index, again)
         if key not in self._times:
             traffic = self.traffic(option.implementation)
             sizes = {"B": option.documents_per_slot, "S": length}
-            self._times[key] = sum(
-                count
-                * self.pricer.activations_s(
-                    traffic,
-                    traffic.program.units[index],
-                    sizes,
-                    recompute=again and self.programs.is_layer(index),
-                )
-                for index, count in self.programs.groups[option.implementation]
-            )
+            unit = traffic.program.units[index]
+            self._times[key] = self.pricer.activations_s(traffic, unit, sizes, recompute=again)
         return self._times[key]
 
     def traffic(self, implementation: str) -> Traffic:

@@ -21,8 +21,10 @@ from typing import Final
 from shardwise.ir.cluster import Cluster
 from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.hardware import HardwareProfile
+from shardwise.ir.mesh import Mesh
 from shardwise.ir.program import Call, UnitProgram, Use
 from shardwise.ir.software import SoftwareProfile
+from shardwise.ir.span import Span
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.sizes import number
 from shardwise.planner.traffic import Messages, Traffic
@@ -69,6 +71,7 @@ class Pricer:
     _calls: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _units: dict[int, tuple[UnitProgram, "Grouped"]] = field(default_factory=dict)
     """By identity; the unit is kept, so that its identity stays its own."""
+    _spans: dict[tuple[Mesh, tuple[str, ...]], Span] = field(default_factory=dict)
 
     def messages_s(self, messages: Messages, traffic: Traffic) -> float:
         """Seconds of messages, one after the other."""
@@ -78,8 +81,10 @@ class Pricer:
         )
 
     def _message_s(self, kind: str, axes: tuple[str, ...], size: int, traffic: Traffic) -> float:
-        group = traffic.mesh.groups(axes)[0]
-        return self.hardware.collective_s(kind, self.cluster.span_of(group), size)
+        key = (traffic.mesh, axes)
+        if key not in self._spans:
+            self._spans[key] = self.cluster.span_of(traffic.mesh.groups(axes)[0])
+        return self.hardware.collective_s(kind, self._spans[key], size)
 
     def calls_s(
         self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]

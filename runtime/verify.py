@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from shardwise.ir.layout import Layout
 from shardwise.ir.lift import lifted
@@ -177,15 +178,20 @@ class Verification:
             localise(self.traced.graph, self.traced.units, self.plan.mesh, strategies)
         try:
             ranks = run_ranks(
-                self.plan.mesh.world_size, lambda rank: self._rank(rank, steps), timeout_s=TIMEOUT_S
+                self.plan.mesh.world_size,
+                lambda rank: self.on_rank(rank, steps),
+                timeout_s=TIMEOUT_S,
             )
         except RanksFailedError as error:
             return VerifyReport(self._covered(), (), " ".join(str(error).split()))
         worst = tuple(_worst(errors) for errors in zip(*ranks, strict=True))
         return VerifyReport(self._covered(), worst)
 
-    def _rank(self, communicator: Communicator, steps: int | None) -> list[StepErrors]:
-        """The errors of every step on one rank, of whole tensors."""
+    def on_rank(self, communicator: Communicator, steps: int | None = None) -> list[StepErrors]:
+        """The errors of every step on one rank, simulated or real, of whole tensors.
+
+        A collective of all ranks; each has made the same Verification.
+        """
         program = Program.from_plan(self.model, self.plan, self.traced, communicator)
         optimizer = torch.optim.AdamW(program.parameters(), lr=LEARNING_RATE)
         found = []
@@ -288,5 +294,6 @@ def _gathered(program: Program, *, of_grad: bool) -> dict[str, torch.Tensor]:
         rest = program.store.states[name].rest
         local = master.grad if of_grad else master.detach()
         assert local is not None
+        local = local.to_local() if isinstance(local, DTensor) else local
         found[name] = program.router.run(local, rest.master, _WHOLE, rest.shape).clone()
     return found

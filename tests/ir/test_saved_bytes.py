@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from shardwise.ir.expression import evaluate
 from shardwise.ir.strides import contiguous, is_contiguous, is_dense, pointwise, viewed
 from shardwise.ir.trace import trace
-from tests.models import hand_written, hugging_face
+from tests.models import hand_written
 from tests.models.hand_written import Maker
 from tests.support.traced import (
     MODELS,
     saved_by_operator,
     text_batch,
+    traced_encoder_decoder,
     traced_model,
     values_of,
 )
@@ -130,13 +131,11 @@ def test_models(name, dtype):
 
 
 def test_two_lengths_and_a_trained_bias_of_attention():
-    inputs = {"input_ids": ("B", "S_src"), "labels": ("B", "S_tgt")}
-    dims = {"B": (1, 9), "S_src": (1, 64), "S_tgt": (1, 64)}
+    model, traced = traced_encoder_decoder()
     batch = {
         "input_ids": text_batch(2, 12)["input_ids"], "labels": text_batch(2, 7)["labels"]
     }  # fmt: skip
-    sizes = {"B": 2, "S_src": 12, "S_tgt": 7}
-    assert check(hugging_face.t5(torch.float32), inputs, dims, batch, sizes) > 0
+    assert compare(model, traced, batch, {"B": 2, "S_src": 12, "S_tgt": 7}) > 0
 
 
 def test_a_model_without_lengths():

@@ -26,6 +26,7 @@ from tests.support.traced import (
     TEXT,
     differences,
     text_batch,
+    traced_encoder_decoder,
     traced_model,
     values_of,
 )
@@ -80,10 +81,7 @@ def test_mlp_and_images():
 
 
 def test_two_lengths():
-    model = hugging_face.t5()
-    inputs = {"input_ids": ("B", "S_src"), "labels": ("B", "S_tgt")}
-    dims = {"B": (1, 64), "S_src": (1, 64), "S_tgt": (1, 64)}
-    traced = trace(model, inputs, dims=dims)
+    model, traced = traced_encoder_decoder()
     for rows, source, target in ((1, 9, 4), (2, 5, 12), (2, 8, 8)):
         batch = {
             "input_ids": text_batch(rows, source)["input_ids"],

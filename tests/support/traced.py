@@ -37,6 +37,16 @@ def traced_model(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Modu
     return model, trace(model, TEXT, dims=DIMS, name=name)
 
 
+@functools.cache
+def traced_encoder_decoder() -> tuple[nn.Module, TracedModel]:
+    """T5, of two lengths, float64; not to be changed."""
+    torch.set_num_threads(1)
+    model = hugging_face.t5()
+    inputs = {"input_ids": ("B", "S_src"), "labels": ("B", "S_tgt")}
+    dims = {"B": (1, 64), "S_src": (1, 64), "S_tgt": (1, 64)}
+    return model, trace(model, inputs, dims=dims)
+
+
 def text_batch(rows: int, length: int, *, vocabulary: int = 64) -> dict[str, torch.Tensor]:
     """Random tokens; a third of the labels is ignored."""
     generator = torch.Generator().manual_seed(1000 * rows + length)
