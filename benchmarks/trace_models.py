@@ -14,42 +14,18 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
+from benchmarks.trace_cases import CASES, TEXT, Case
 from shardwise.ir.errors import ShardwiseError
 from shardwise.ir.trace import TracedModel, trace
 from shardwise.ir.trace_models import load_model
 from shardwise.runtime.interpreter import interpret, module_values
-
-DIMS = {"B": (1, 64), "S": (1, 512)}
-TEXT = {"input_ids": ("B", "S"), "labels": ("B", "S")}
-SMALL: dict[str, Any] = {
-    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
-    "num_attention_heads": 8, "max_position_embeddings": 512,
-}  # fmt: skip
-GROUPED = {**SMALL, "num_key_value_heads": 4}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One architecture: how to build it and what to trace."""
-
-    name: str
-    model_class: str
-    config_class: str
-    config: Mapping[str, Any]
-    inputs: Mapping[str, Any] = field(default_factory=lambda: TEXT)
-    attention: str = "sdpa"
-    loss: Callable[[Any, Mapping[str, torch.Tensor]], Any] | None = None
-    dims: Mapping[str, tuple[int, int]] = field(default_factory=lambda: DIMS)
-    training: bool = True
-    lengths: tuple[int, ...] = (16, 48, 96)
 
 
 @dataclass(frozen=True)
@@ -68,257 +44,25 @@ class Result:
     failure: str = ""
 
 
-def cases() -> list[Case]:
-    """The architectures, tiny."""
-    moe = {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
-    gpt2 = {"vocab_size": 256, "n_positions": 512, "n_embd": 64, "n_layer": 3, "n_head": 8, "resid_pdrop": 0.0,  # noqa: E501
-                "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
-    t5 = {"vocab_size": 256, "d_model": 64, "d_kv": 8, "d_ff": 128, "num_layers": 3, "num_heads": 8,
-              "dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0}  # fmt: skip
-    bert = {**SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    encoder_decoder = {"input_ids": ("B", "S_src"), "labels": ("B", "S_tgt")}
-    two = {"B": (1, 64), "S_src": (1, 512), "S_tgt": (1, 512)}
-    image = {"pixel_values": "float32[B, 3, 32, 32]", "labels": ("B",)}
-    only_b = {"B": (1, 64)}
-    return [
-        Case("Llama", "LlamaForCausalLM", "LlamaConfig", GROUPED),
-        Case("GPT-2", "GPT2LMHeadModel", "GPT2Config", gpt2),
-        Case("BERT", "BertForMaskedLM", "BertConfig", bert),
-        Case("Qwen2", "Qwen2ForCausalLM", "Qwen2Config", GROUPED),
-        Case("Qwen3", "Qwen3ForCausalLM", "Qwen3Config", {**GROUPED, "head_dim": 8}),
-        Case("Mistral", "MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 32}),
-        Case("Mixtral", "MixtralForCausalLM", "MixtralConfig", moe),
-        Case(
-            "Qwen3-MoE",
-            "Qwen3MoeForCausalLM",
-            "Qwen3MoeConfig",
-            {
-                **GROUPED,
-                "num_experts": 4,
-                "num_experts_per_tok": 2,
-                "moe_intermediate_size": 32,
-                "head_dim": 8,
-            },
-        ),
-        Case(
-            "DeepSeek-V3",
-            "DeepseekV3ForCausalLM",
-            "DeepseekV3Config",
-            {
-                **SMALL,
-                "num_key_value_heads": 8,
-                "n_routed_experts": 4,
-                "num_experts_per_tok": 2,
-                "moe_intermediate_size": 32,
-                "n_group": 2,
-                "topk_group": 1,
-                "kv_lora_rank": 16,
-                "q_lora_rank": 16,
-                "qk_rope_head_dim": 8,
-                "qk_nope_head_dim": 8,
-                "v_head_dim": 8,
-                "first_k_dense_replace": 1,
-            },
-        ),
-        Case(
-            "Gemma-2",
-            "Gemma2ForCausalLM",
-            "Gemma2Config",
-            {**GROUPED, "head_dim": 8, "sliding_window": 32},
-            attention="eager",
-        ),
-        Case(
-            "Gemma-3",
-            "Gemma3ForCausalLM",
-            "Gemma3TextConfig",
-            {**GROUPED, "head_dim": 8, "sliding_window": 32},
-        ),
-        Case(
-            "Phi-3",
-            "Phi3ForCausalLM",
-            "Phi3Config",
-            {**GROUPED, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1},
-        ),
-        Case("GPT-NeoX", "GPTNeoXForCausalLM", "GPTNeoXConfig", SMALL),
-        Case(
-            "Falcon",
-            "FalconForCausalLM",
-            "FalconConfig",
-            {**SMALL, "multi_query": True, "new_decoder_architecture": False},
-        ),
-        Case(
-            "OPT",
-            "OPTForCausalLM",
-            "OPTConfig",
-            {**SMALL, "ffn_dim": 128, "word_embed_proj_dim": 64, "dropout": 0.0},
-        ),
-        Case(
-            "BLOOM",
-            "BloomForCausalLM",
-            "BloomConfig",
-            {"vocab_size": 256, "hidden_size": 64, "n_layer": 3, "n_head": 8},
-            attention="eager",
-        ),
-        Case("OLMo-2", "Olmo2ForCausalLM", "Olmo2Config", GROUPED),
-        Case("Granite", "GraniteForCausalLM", "GraniteConfig", GROUPED),
-        Case("StableLM", "StableLmForCausalLM", "StableLmConfig", GROUPED),
-        Case(
-            "Starcoder2",
-            "Starcoder2ForCausalLM",
-            "Starcoder2Config",
-            {**GROUPED, "residual_dropout": 0.0, "embedding_dropout": 0.0},
-        ),
-        Case("Cohere", "CohereForCausalLM", "CohereConfig", GROUPED),
-        Case(
-            "GPT-OSS",
-            "GptOssForCausalLM",
-            "GptOssConfig",
-            {
-                **GROUPED,
-                "head_dim": 8,
-                "num_local_experts": 4,
-                "num_experts_per_tok": 2,
-                "sliding_window": 32,
-            },
-            attention="eager",
-        ),
-        Case(
-            "ModernBERT",
-            "ModernBertForMaskedLM",
-            "ModernBertConfig",
-            {
-                **SMALL,
-                "pad_token_id": 0,
-                "local_attention": 32,
-                "global_attn_every_n_layers": 2,
-                "cls_token_id": 1,
-                "sep_token_id": 1,
-                "bos_token_id": 1,
-                "eos_token_id": 1,
-            },
-        ),
-        Case(
-            "RoBERTa",
-            "RobertaForCausalLM",
-            "RobertaConfig",
-            {**bert, "is_decoder": True, "max_position_embeddings": 520, "pad_token_id": 1},
-        ),
-        Case("T5", "T5ForConditionalGeneration", "T5Config", t5, inputs=encoder_decoder, dims=two),
-        Case(
-            "BART",
-            "BartForConditionalGeneration",
-            "BartConfig",
-            {
-                "vocab_size": 256,
-                "d_model": 64,
-                "encoder_layers": 2,
-                "decoder_layers": 2,
-                "encoder_attention_heads": 8,
-                "decoder_attention_heads": 8,
-                "encoder_ffn_dim": 128,
-                "decoder_ffn_dim": 128,
-                "max_position_embeddings": 512,
-                "dropout": 0.0,
-                "forced_eos_token_id": None,
-            },
-            inputs=encoder_decoder,
-            dims=two,
-        ),
-        Case(
-            "Whisper",
-            "WhisperForConditionalGeneration",
-            "WhisperConfig",
-            {
-                "vocab_size": 256,
-                "d_model": 64,
-                "encoder_layers": 2,
-                "decoder_layers": 2,
-                "encoder_attention_heads": 8,
-                "decoder_attention_heads": 8,
-                "encoder_ffn_dim": 128,
-                "decoder_ffn_dim": 128,
-                "max_source_positions": 64,
-                "max_target_positions": 512,
-                "num_mel_bins": 16,
-                "pad_token_id": 0,
-                "bos_token_id": 1,
-                "eos_token_id": 1,
-                "decoder_start_token_id": 1,
-                "dropout": 0.0,
-            },
-            inputs={"input_features": "float32[B, 16, 128]", "labels": ("B", "S")},
-        ),
-        Case(
-            "ViT",
-            "ViTForImageClassification",
-            "ViTConfig",
-            {
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 8,
-                "image_size": 32,
-                "patch_size": 8,
-                "num_labels": 10,
-                "hidden_dropout_prob": 0.0,
-                "attention_probs_dropout_prob": 0.0,
-            },
-            inputs=image,
-            dims=only_b,
-        ),
-        Case(
-            "ResNet",
-            "ResNetForImageClassification",
-            "ResNetConfig",
-            {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 10},
-            inputs=image,
-            dims=only_b,
-            attention="eager",
-        ),
-        Case(
-            "Swin",
-            "SwinForImageClassification",
-            "SwinConfig",
-            {
-                "image_size": 32,
-                "patch_size": 2,
-                "embed_dim": 16,
-                "depths": [2, 2],
-                "num_heads": [2, 4],
-                "window_size": 4,
-                "num_labels": 10,
-                "hidden_dropout_prob": 0.0,
-                "drop_path_rate": 0.0,
-            },
-            inputs=image,
-            dims=only_b,
-        ),
-        Case(
-            "Mamba",
-            "MambaForCausalLM",
-            "MambaConfig",
-            {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-            attention="eager",
-        ),
-    ]
-
-
 def build(case: Case, dtype: torch.dtype) -> nn.Module:
-    """The case's model with random weights; norms and biases too, so that nothing is trivially 1
-    or 0."""
+    """The case's model with random weights, norms and biases too, in training mode."""
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, case.config_class)(**case.config)
-    model_class = getattr(transformers, case.model_class)
-    model: nn.Module = model_class._from_config(
-        config, dtype=dtype, attn_implementation=case.attention
+    values = dict(case.config)
+    experts = values.pop("experts_implementation", None)
+    options = {} if experts is None else {"experts_implementation": experts}
+    model: nn.Module = getattr(transformers, case.model)._from_config(
+        getattr(transformers, case.config_class)(**values),
+        dtype=dtype,
+        attn_implementation=case.attention,
+        **options,
     )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.to(dtype).train(case.training)
+    return model.to(dtype).train()
 
 
 def batch(case: Case, rows: int, length: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -372,12 +116,8 @@ def run(case: Case) -> Result:
     """Trace and compare one case; never raises for a model that fails."""
     try:
         model = build(case, torch.float64)
-        inputs = {
-            name: value.replace("float32", "float64") if isinstance(value, str) else value
-            for name, value in case.inputs.items()
-        }
         start = time.perf_counter()
-        traced = trace(model, inputs, dims=case.dims, loss=case.loss, name=case.name)
+        traced = trace(model, case.inputs, dims=case.dims, name=case.name)
         seconds = time.perf_counter() - start
         graph = traced.graph
         kinds = {operator.kind for operator in graph.operators}
@@ -457,7 +197,7 @@ def main() -> None:
         return
     wanted = {name.lower() for name in given.only.split(",") if name}
     results = []
-    for case in cases():
+    for case in CASES:
         if wanted and case.name.lower() not in wanted:
             continue
         result = run(case)

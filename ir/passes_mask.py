@@ -130,9 +130,9 @@ def _of_truth(truth: Truth, shape: tuple[Size, ...], *, square: bool) -> MaskUse
     if causal in truth.atoms and square:
         if not rest:
             return MaskUse("mask", MaskKind.CAUSAL)
-        window = [sympy.expand(atom + causal) for atom in rest]
-        if len(window) == 1 and window[0].is_Integer and window[0] >= 0:
-            return MaskUse("mask", MaskKind.WINDOW, int(window[0]) + 1)
+        before = [sympy.expand(atom + causal) for atom in rest]
+        if all(count.is_Integer and count >= 0 for count in before):
+            return MaskUse("mask", MaskKind.WINDOW, int(min(before)) + 1)
     conditions = ", ".join(sorted(f"{atom} >= 0" for atom in truth.atoms))
     return MaskUse("mask", MaskKind.UNKNOWN, reason=conditions)
 

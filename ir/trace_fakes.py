@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 def without_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Inside, every parameter and buffer of `model` is fake, on cpu, ties kept.
 
-    Real, meta and fake tensors are taken alike; floating-point parameters have the compute dtype
-    `dtype` if it is given. Afterwards the model has its own tensors again, whatever happened.
+    Real, meta and fake tensors are taken alike, and tensors that are plain attributes come to cpu;
+    floating-point parameters have the compute dtype `dtype` if it is given. Afterwards the model
+    has its own tensors again, whatever happened.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes: dict[int, torch.Tensor] = {}
@@ -41,10 +42,12 @@ def without_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[Non
                 for key, value in list(store.items()):
                     if not isinstance(value, torch.Tensor):
                         continue
-                    if store is module.__dict__ and value.device.type != "meta":
+                    plain = store is module.__dict__ and not value.is_meta
+                    if plain and value.device.type == "cpu":
                         continue
                     undo.append((store, key, value))
-                    store[key] = fake(value)
+                    taken: Any = value.cpu() if plain else fake(value)
+                    store[key] = taken
         yield
     finally:
         for store, key, value in undo:

@@ -185,6 +185,10 @@ def by_the_length(self, x):
     return (x * self.scale).pow(2).sum() / x.shape[1]
 
 
+def by_the_square_of_the_batch(self, x):
+    return (x * self.scale).pow(2).sum() / x.shape[0] ** 2
+
+
 def by_a_trained_weight(self, x):
     return (x * self.scale).pow(2).sum() / self.scale.sum()
 
@@ -210,6 +214,7 @@ REFUSED = {
     class_weights: "weights of classes", two_losses: "aten.add.Tensor",
     deviation: "aten.std", by_a_number: "does not count documents",
     by_the_length: "does not count documents", by_a_trained_weight: "aten.div.Tensor",
+    by_the_square_of_the_batch: "does not count documents",
     of_the_largest: "aten.amax", mean_over_features_of_the_scale: "aten.",
     no_scalar: "where a scalar loss is needed", without_parameters: "trainable parameter",
 }  # fmt: skip

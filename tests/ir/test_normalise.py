@@ -7,7 +7,7 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F  # noqa: N812
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardwise.ir.argument import Dtype, Ref
@@ -458,6 +458,8 @@ _SMALL = st.integers(-2, 2)
 
 
 @settings(max_examples=150)
+@example([(1, -1, 0), (-1, 1, 5), (-1, 1, 3)])
+@example([(1, -1, 0), (-1, 1, 3), (-1, 2, 5)])
 @given(st.lists(st.tuples(_SMALL, _SMALL, st.integers(-3, 9)), min_size=1, max_size=3))
 def test_classification_agrees_with_brute_force(conditions):
     """Causal and full are exactly those masks that are so at every size of the range."""
@@ -472,6 +474,8 @@ def test_classification_agrees_with_brute_force(conditions):
         causal &= bool((mask == (j <= i)).all())
         full &= bool(mask.all())
         windows = {w for w in windows if (mask == ((j <= i) & (j > i - w))).all()}
+    if conditions == [(1, -1, 0), (-1, 1, 5), (-1, 1, 3)]:
+        assert (use.kind, use.window) == (MaskKind.WINDOW, 4)
     if use.kind is MaskKind.CAUSAL:
         assert causal
     elif use.kind is MaskKind.NONE:
