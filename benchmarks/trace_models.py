@@ -10,7 +10,6 @@ weights.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -143,10 +142,17 @@ def full_size() -> dict[str, float]:
     return {
         "wall_s": time.perf_counter() - start,
         "cpu_s": time.process_time() - cpu,
-        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rss_mb": _peak_resident_mb(),
         "operators": len(traced.graph.operators),
         "parameters": traced.fingerprint.parameter_count,
     }
+
+
+def _peak_resident_mb() -> float:
+    """Of this process alone: `ru_maxrss` would begin with the parent's."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 def page(results: list[Result], full: Mapping[str, float]) -> str:

@@ -1,11 +1,12 @@
 """Values that are functions of their indices: what arange, comparisons and their like compute.
 
 A form states a tensor's element at index (i0, i1, ...) for all sizes at once, so that a mask can be
-proven causal instead of being evaluated at some lengths. Three kinds of forms:
+proven causal instead of being evaluated at some lengths. The kinds of forms:
 
 - `Integers(expression)`: an affine expression in the indices and the sizes;
 - `Truth(atoms)`: true where every atom, an affine expression, is >= 0; `FALSE` is never true;
-- `Choice(where, inside, outside)`: one float where a Truth holds, another elsewhere.
+- `Choice(where, inside, outside)`: one float where a Truth holds, another elsewhere;
+- `Magnitude(expression)`: the absolute value of such an expression, to be compared with a number.
 
 Indices are the symbols `index(0)`, `index(1)`, ... of the tensor's own dims; a dim of size 1 has
 none in it.
@@ -50,9 +51,16 @@ class Choice:
     outside: float
 
 
+@dataclass(frozen=True)
+class Magnitude:
+    """Elements are the absolute value of this integer expression."""
+
+    expression: sympy.Expr
+
+
 TRUE = Truth(frozenset())
 FALSE = Truth(frozenset(), never=True)
-Form = Integers | Truth | Choice
+Form = Integers | Truth | Choice | Magnitude
 
 
 class UnknownForm(Exception):  # noqa: N818  (no error: an answer)
@@ -151,8 +159,8 @@ def renamed(form: Form, places: Mapping[int, sympy.Expr | int]) -> Form:
     def change(expression: sympy.Expr) -> sympy.Expr:
         return expression.subs(changes, simultaneous=True)
 
-    if isinstance(form, Integers):
-        return Integers(change(form.expression))
+    if isinstance(form, Integers | Magnitude):
+        return type(form)(change(form.expression))
     if isinstance(form, Choice):
         where = renamed(form.where, places)
         assert isinstance(where, Truth)

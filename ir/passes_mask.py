@@ -14,11 +14,21 @@ from typing import Final
 
 import sympy
 
+from shardwise.ir import index_rules_shape, index_rules_value  # noqa: F401  (fill the registry)
 from shardwise.ir.argument import Ref
 from shardwise.ir.expression import Size
 from shardwise.ir.graph import OperatorGraph
-from shardwise.ir.index_form import Box, Choice, Integers, Truth, UnknownForm, index, opposite
-from shardwise.ir.index_rules import FormReader
+from shardwise.ir.index_form import (
+    Box,
+    Choice,
+    Integers,
+    Magnitude,
+    Truth,
+    UnknownForm,
+    index,
+    opposite,
+)
+from shardwise.ir.index_reader import FormReader
 from shardwise.ir.operator import Operator
 from shardwise.ir.rewrite import argument
 
@@ -33,6 +43,7 @@ class MaskKind(StrEnum):
     NONE = "none"
     CAUSAL = "causal"
     WINDOW = "window"
+    BAND = "band"
     UNKNOWN = "unknown"
 
 
@@ -42,7 +53,7 @@ class MaskUse:
 
     operator: str
     kind: MaskKind
-    """none: all j; causal: j <= i; window: i - window < j <= i."""
+    """none: all j; causal: j <= i; window: i - window < j <= i; band: |i - j| < window."""
     window: int | None = None
     reason: str = ""
     """Why it is unknown."""
@@ -103,7 +114,7 @@ def _kind(mask: Ref, reader: FormReader, *, square: bool) -> MaskUse:
             form = reader.simplified(_where_zero(form), shape)
         except UnknownForm as reason:
             return MaskUse("mask", MaskKind.UNKNOWN, reason=str(reason))
-    if isinstance(form, Integers):
+    if isinstance(form, Integers | Magnitude):
         if form.expression == 0:
             return MaskUse("mask", MaskKind.NONE)
         return MaskUse("mask", MaskKind.UNKNOWN, reason="a bias that depends on positions")
@@ -133,6 +144,9 @@ def _of_truth(truth: Truth, shape: tuple[Size, ...], *, square: bool) -> MaskUse
         before = [sympy.expand(atom + causal) for atom in rest]
         if all(count.is_Integer and count >= 0 for count in before):
             return MaskUse("mask", MaskKind.WINDOW, int(min(before)) + 1)
+    most = sympy.expand(sum(truth.atoms)) / 2
+    if square and most.is_Integer and truth.atoms == {most + causal, most - causal}:
+        return MaskUse("mask", MaskKind.BAND, int(most) + 1)
     conditions = ", ".join(sorted(f"{atom} >= 0" for atom in truth.atoms))
     return MaskUse("mask", MaskKind.UNKNOWN, reason=conditions)
 

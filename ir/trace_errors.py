@@ -114,6 +114,20 @@ def narrowed(
     where neither is said: a size is to be fixed, or derived from another, or many sizes fail.
     """
     text = str(error)
+    result = _suggested(text, ranges)
+    if result is None or result == ranges:
+        result = dict(ranges)
+        for name, condition in _GUARD.findall(text):
+            lowest = _lowest(condition, name, ranges[name]) if name in ranges else None
+            if lowest is None:
+                return None
+            result[name] = (max(lowest, result[name][0]), result[name][1])
+    valid = all(low <= high for low, high in result.values())
+    return result if valid and result != ranges else None
+
+
+def _suggested(text: str, ranges: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]] | None:
+    """Ranges that torch suggests; None where it suggests to fix or derive a size."""
     result = dict(ranges)
     for name, fix in _FIX.findall(text.partition("Suggested fixes:")[2]):
         if name not in ranges:
@@ -125,16 +139,7 @@ def narrowed(
         result[name] = (
             max(low, int(found.group(1) or 0)), min(high, int(found.group(2) or high))
         )  # fmt: skip
-    if result == ranges:
-        for name, condition in _GUARD.findall(text):
-            if name not in ranges:
-                return None
-            lowest = _lowest(condition, name, ranges[name])
-            if lowest is None:
-                return None
-            result[name] = (max(lowest, result[name][0]), result[name][1])
-    valid = all(low <= high for low, high in result.values())
-    return result if valid and result != ranges else None
+    return result
 
 
 def _lowest(condition: str, name: str, ends: tuple[int, int]) -> int | None:
@@ -156,9 +161,9 @@ def _lowest(condition: str, name: str, ends: tuple[int, int]) -> int | None:
         for size in range(low, high + 1)
         if not _HOLDS[sign](*(evaluate(side, {name: size}) for side in sides))
     ]
-    if not failing or failing[-1] - low >= _FEW:
-        return None
-    return failing[-1] + 1
+    if not failing:
+        return low
+    return None if failing[-1] - low >= _FEW else failing[-1] + 1
 
 
 def _reason(error: Exception) -> str:

@@ -8,6 +8,7 @@ here is traced at its usual speed.
 """
 
 import contextlib
+import operator
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -43,6 +44,9 @@ _OPERATIONS = (
 )  # fmt: skip
 
 
+_PYTHON = {"FloorDiv": operator.floordiv, "Max": max, "Min": min, "Mod": operator.mod}
+_ENUMERATED = 1 << 17
+"""So many sizes are tried out to see that a question has one answer."""
 _STRIDE_CHECKS = frozenset({"check_contiguous_sizes_strides", "is_contiguous"})
 _STRIDE_KINDS = frozenset({
     "aten::reshape", "aten::contiguous", "aten::clone", "aten::flatten", "aten::view",
@@ -61,7 +65,9 @@ class TracingShapeEnv(ShapeEnv):
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """See ShapeEnv."""
-        if self._is_of_strides(orig_expr) and _asked_for_strides(sys._getframe(1)):
+        if self._has_one_answer(orig_expr) or (
+            self._is_of_strides(orig_expr) and _asked_for_strides(sys._getframe(1))
+        ):
             with self.suppress_guards():
                 return super().evaluate_expr(orig_expr, *args, **kwargs)
         return super().evaluate_expr(orig_expr, *args, **kwargs)
@@ -74,6 +80,23 @@ class TracingShapeEnv(ShapeEnv):
             return True
         answer = expression.xreplace(self.backed_var_to_val)
         return bool(answer == isinstance(expression, sympy.Ne))
+
+    def _has_one_answer(self, expression: sympy.Basic) -> bool:
+        """Whether a question with a rounded quotient of one size has one answer for all its sizes.
+
+        torch does not see that S // 2 <= S.
+        """
+        if not expression.has(functions.FloorDiv) or len(expression.free_symbols) != 1:
+            return False
+        (size,) = expression.free_symbols
+        ends = self.var_to_range[size]
+        if not (ends.lower.is_Integer and ends.upper.is_Integer):
+            return False
+        sizes = range(int(ends.lower), int(ends.upper) + 1)
+        if len(sizes) > _ENUMERATED:
+            return False
+        answer = sympy.lambdify(size, expression, [_PYTHON, "math"])
+        return len({bool(answer(number)) for number in sizes}) == 1
 
 
 def _asked_for_strides(frame: FrameType | None) -> bool:

@@ -18,6 +18,7 @@ from shardwise.ir.errors import InvalidValueError, UntraceableModelError
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.passes_functional import is_in_place
 from shardwise.ir.trace import trace
+from shardwise.ir.trace_inputs import trace_inputs
 from shardwise.runtime.interpreter import interpret, module_values
 from tests.models import hand_written, hugging_face
 from tests.support.traced import (
@@ -289,6 +290,44 @@ def test_ranges_are_narrowed_to_where_the_model_holds():
     model = hand_written.Maker(branch)
     traced = trace(model, {"x": "float32[B, S, 8]"}, dims={"B": (1, 9), "S": (1, 64)})
     assert [str(symbol) for symbol in traced.graph.symbols] == ["B in 1:9", "S in 4:64"]
+
+
+def test_a_cut_that_shapes_depend_on_narrows_the_range():
+    model = hand_written.Maker(lambda self, x: (x[:, :4] * self.scale).mean())
+    traced = trace(model, {"x": "float32[B, S, 8]"}, dims={"B": (1, 9), "S": (1, 64)})
+    assert [str(symbol) for symbol in traced.graph.symbols] == ["B in 1:9", "S in 4:64"]
+
+
+def test_a_reshape_to_the_sizes_of_the_example_is_refused():
+    model = hand_written.Maker(lambda self, x: (x.view(x.shape[0], 48, 8) * self.scale).mean())
+    with pytest.raises(UntraceableModelError, match="S"):
+        trace(model, {"x": "float32[B, S, 8]"}, dims={"B": (1, 9), "S": (1, 64)})
+
+
+def test_sizes_are_computed_as_by_the_model():
+    def function(self, x):
+        length = x.shape[1]
+        half, rest = length // 2, length - length // 2
+        y = torch.cat([x[:, :half] * self.scale, x[:, -rest:] * 2], 1)
+        return y * (length % 4), y.new_zeros(-(-length // 3)), y * min(length, 7), y * length**2
+
+    model = hand_written.Maker(function).double()
+    traced = trace(
+        model, {"x": "float64[B, S, 8]"}, dims={"B": (1, 9), "S": (2, 64)}, contract=False
+    )
+    for length in (4, 5, 9):
+        x = torch.randn(2, length, 8).double()
+        found = interpret(traced.graph, values_of(model, traced, {"x": x}))
+        for one, other in zip(found, model(x), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_examples_are_different_and_inside_their_ranges():
+    shapes = {"x": ("B", "S", "T"), "y": ("S", "U")}
+    dims = {"B": (1, 3), "S": (1, 512), "T": (30, 60), "U": (40, 4000)}
+    sizes = trace_inputs(shapes, dims).examples()
+    assert len(set(sizes.values())) == 4 and min(sizes.values()) >= 2
+    assert all(low <= sizes[name] <= high for name, (low, high) in dims.items())
 
 
 class Deciding(nn.Module):
