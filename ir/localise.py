@@ -21,6 +21,7 @@ from shardwise.ir.decide import States as States
 from shardwise.ir.decide import batch_degree as batch_degree
 from shardwise.ir.decide import decide, parts
 from shardwise.ir.decide import settings as settings
+from shardwise.ir.dtype import FLOAT_DTYPES
 from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.mesh import Mesh
@@ -30,10 +31,8 @@ from shardwise.ir.program import (
     LocalProgram,
     Move,
     Step,
-    UnitProgram,
     Use,
     local_spec,
-    made_by,
     value_name,
 )
 from shardwise.ir.rewrite import NO_GRADIENT
@@ -42,9 +41,8 @@ from shardwise.ir.rules_view import RESHAPE_KINDS
 from shardwise.ir.strategy import Role, Strategy
 from shardwise.ir.template import Unit
 from shardwise.ir.tensor import TensorSpec
+from shardwise.ir.unit_programs import unit_programs
 from shardwise.ir.value_layout import ValueLayout
-
-_FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 
 @dataclass
@@ -173,7 +171,9 @@ def _localised(
             _place(run, operator, per_unit[index], index)
         _leave(run, graph, unit, index, needed, per_unit[index])
     outputs = tuple(run.read(_key(ref), run.whole, len(units) - 1) for ref in graph.outputs)
-    return LocalProgram(mesh, inputs, _cut_units(run, units, outputs), outputs)
+    return LocalProgram(
+        mesh, inputs, unit_programs([unit.name for unit in units], run.steps, outputs), outputs
+    )
 
 
 def _key(ref: Ref) -> str:
@@ -258,12 +258,12 @@ def _place(run: _Pass, operator: Operator, setting: tuple[Setting, ...], unit: i
             parts(decisions, setting),
             library=library[0][0] if library else None,
             library_axis=library[0][1] if library else None,
-            needs_gradient=needs and any(s.dtype in _FLOATS for s in operator.outputs),
+            needs_gradient=needs and any(s.dtype in FLOAT_DTYPES for s in operator.outputs),
         )
     )
     for i, spec in enumerate(operator.outputs):
         name = value_name(operator.name, i)
-        gradient = needs and spec.dtype in _FLOATS
+        gradient = needs and spec.dtype in FLOAT_DTYPES
         run.values[name] = _Value(spec, writes[i], name, unit, gradient, copies={})
     after = tuple(decision.afterwards or decision.writes[0] for decision in decisions)
     if after != writes[0]:
@@ -316,42 +316,3 @@ def _leave(
                     for one, state in zip(setting, value.states, strict=True)
                 )
                 run.read(value_name(operator.name, i), home, index)
-
-
-def _cut_units(
-    run: _Pass, units: Sequence[Unit], outputs: tuple[str, ...]
-) -> tuple[UnitProgram, ...]:
-    """Unit programs with the values that cross their edges."""
-    reads: list[list[str]] = []
-    made_in: dict[str, int] = {}
-    for index, steps in enumerate(run.steps):
-        for step in steps:
-            made_in |= dict.fromkeys(made_by(step), index)
-    crossing: list[set[str]] = [set() for _ in units]
-    for index, steps in enumerate(run.steps):
-        names: dict[str, None] = {}
-        for step in steps:
-            for name in _read_by(step):
-                if made_in.get(name) != index:
-                    names[name] = None
-                    if name in made_in:
-                        crossing[made_in[name]].add(name)
-        reads.append(list(names))
-    for name in outputs:
-        if name in made_in:
-            crossing[made_in[name]].add(name)
-    return tuple(
-        UnitProgram(
-            unit.name,
-            tuple(run.steps[index]),
-            tuple(reads[index]),
-            tuple(n for step in run.steps[index] for n in made_by(step) if n in crossing[index]),
-        )
-        for index, unit in enumerate(units)
-    )
-
-
-def _read_by(step: Step) -> tuple[str, ...]:
-    if isinstance(step, Call):
-        return tuple(ref.name for ref in step.operator.refs())
-    return (step.value,) if isinstance(step, Move) else ()

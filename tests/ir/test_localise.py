@@ -148,23 +148,25 @@ def op(name, kind, args, shape=(B, S, 8), dtype="float32"):
 
 
 def test_positions_are_cut_once_where_they_are_made():
+    """Two later layers read rotary factors beside rows: one slice, in the unit that made them."""
     operators = [
         op("places", "arange.default", (S,), (S,), "int64"),
+        op("factors", "ones.default", ((S, 8),), (S, 8)),
         op("rows", "embedding.default", ("table", "places"), (S, 8)),
         op("first", "add.Tensor", ("x", "rows")),
-        op("second", "add.Tensor", ("first", "rows")),
-        op("third", "mul.Tensor", ("second", "rows")),
+        op("second", "mul.Tensor", ("first", "factors")),
+        op("third", "mul.Tensor", ("second", "factors")),
     ]
-    graph, units = graph_of(operators, [("a", 2), ("b", 3), ("c", 5)], [("table", (64, 8))])
+    graph, units = graph_of(operators, [("a", 4), ("b", 5), ("c", 6)], [("table", (64, 8))])
     mesh = Mesh.parse("x0=2@l")
     found = localise(graph, units, mesh, [strategy("ulysses", mesh)] * 3)
     cuts = [
         (unit.name, step.value)
         for unit in found.units
         for step in unit.steps
-        if isinstance(step, Move) and step.value == "places"
+        if isinstance(step, Move) and step.value in ("places", "factors")
     ]
-    assert cuts == [("a", "places")]
+    assert cuts == [("a", "places"), ("a", "factors")]
 
 
 def test_a_sum_is_taken_once_whoever_reads_it_first():

@@ -194,6 +194,7 @@ def test_a_reshape_maps_a_shard_to_the_same_elements_or_to_none(case):
         (TENSOR, "[B, S, 4, 2]", "[B, S*8]", Sharded(2), Sharded(1, S)),
         (SEQUENCE, "[B, S, 8]", "[S, B, 8]", Sharded(1), None),
         (TENSOR, "[B, 1, 8]", "[B, 8]", Sharded(2), Sharded(1)),
+        (TENSOR, "[B, 5, 2]", "[B, 10]", Sharded(1), None),
     ],
 )
 def test_reshapes_of_a_model(setting, before, after, state, mapped):
@@ -266,6 +267,28 @@ def test_the_class_parallel_loss_needs_whole_blocks_of_classes(rows):
     )  # fmt: skip
     assert made.library == ("vocabulary_cross_entropy" if rows == 1 else None)
     assert made.writes == (WHOLE,)
+
+
+@pytest.mark.parametrize(
+    ("scores", "state", "target", "smoothing", "read", "library"),
+    [
+        ("[B, 8]", Sharded(0), "int64[B]", 0.0, Sharded(0), None),
+        ("[B, 8]", Sharded(0), "float32[B, 8]", 0.1, Sharded(0), None),
+        ("[B, 8, 4]", Sharded(2), "int64[B, 4]", 0.0, Sharded(1), None),
+        ("[B, 8, 4]", Sharded(2), "float32[B, 8, 4]", 0.0, Sharded(2), None),
+        ("[B, 8]", Sharded(1), "int64[B]", 0.0, WHOLE, "vocabulary_cross_entropy"),
+        ("[B, 8]", Sharded(1), "int64[B]", 0.1, WHOLE, None),
+        ("[B, 8]", Sharded(1), "float32[B, 8]", 0.0, WHOLE, None),
+        ("[B, 8, 4]", Sharded(1), "int64[B, 4]", 0.0, WHOLE, None),
+    ],
+)
+def test_the_target_is_cut_as_the_rows_are(scores, state, target, smoothing, read, library):
+    made = decision(
+        "aten.cross_entropy_loss.default", (f"float32{scores}", state), (target, WHOLE),
+        args=(Ref("v0"), Ref("v1"), None, 2, -100, smoothing), out="float32[]",
+    )  # fmt: skip
+    assert (made.reads[1], made.library) == (read, library)
+    assert (made.writes[0] is ADDEND) == (read is not WHOLE)
 
 
 def test_every_pair_of_states_of_a_product_is_answered():

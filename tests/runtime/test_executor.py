@@ -1,5 +1,8 @@
 """The executor: what a batch must be, what is kept between units, recomputation."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -91,6 +94,24 @@ def test_without_gradients_nothing_is_accumulated():
         loss, weight = made.executor.run(0, batch())
     assert not loss.requires_grad and weight.item() == 8
     assert all(state.sum is None for state in made.store.states.values())
+
+
+def test_hidden_states_are_freed_once_they_are_read():
+    """Without gradients, nothing but the next unit's inputs stays alive."""
+    executor = alone().executor
+    made, alive, original = [], [], executor._unit
+
+    def unit(*args):
+        gc.collect()
+        alive.append([ref() is not None for ref in made])
+        results = original(*args)
+        made.append(weakref.ref(results[0]))
+        return results
+
+    executor._unit = unit
+    with torch.no_grad():
+        executor.run(0, batch())
+    assert alive == [[], [True], [False, True], [False, False, True]]
 
 
 @pytest.mark.parametrize("name", ["data", "tensor_sequence", "ulysses"])

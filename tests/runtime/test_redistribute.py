@@ -78,6 +78,40 @@ def test_every_rank_gets_what_the_target_says(case, strided):
     assert largest == [step_bytes(step, shape, 8, mesh) for step in steps]
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("x0:I(0,0:3/1:4)", "x0:P"), ("x0:I(0,0:3/1:4)", "x0:I(0,0:3/1:4,partial)"),
+        ("x0:I(0,0:3/1:4,partial)", "R"), ("R", "x0:I(0,0:4/0:4,partial)"),
+        ("x0:I(0,0:4/2:4)", "R"), ("x0:P", "x0:I(0,0:2/1:4)"), ("R", "x0:P(max)"),
+        ("x0:S(0)", "x0:P(min)"), ("x0:P(max)", "x0:P"), ("x0:S(0,outer=2)", "x0:P"),
+    ],
+)  # fmt: skip
+def test_values_become_addends_and_back(source, target):
+    mesh, shape = Mesh.parse("x0=2@l"), (4, 3)
+    whole = np.arange(1, 13, dtype=float).reshape(shape)
+    parts = place(whole, L(source), mesh, np.random.default_rng(0))
+    results = routers(mesh)(
+        lambda router: router.run(
+            torch.from_numpy(parts[router.rank].copy()), L(source), L(target), shape
+        ).numpy()
+    )
+    assert holds([part for part, _ in results], whole, L(target), mesh)
+
+
+def test_gradients_in_strided_memory_are_packed():
+    """A sum's gradient is one number expanded, a slice's skips elements."""
+    mesh = Mesh.parse("x0=2@l")
+
+    def work(router):
+        expanded = router.run(torch.ones(()).expand(3), L("x0:S(0)"), L("R"), (6,))
+        skipping = router.run(torch.arange(6.0)[::2], L("x0:S(0)"), L("R"), (6,))
+        return expanded.tolist(), skipping.tolist()
+
+    for (expanded, skipping), _ in routers(mesh)(work):
+        assert expanded == [1.0] * 6 and skipping == [0.0, 2.0, 4.0] * 2
+
+
 MOVES = [
     ("x0:S(1)", "R | x0:P"), ("x0:S(1)", "R"), ("R", "R | x0:P"), ("x0:P", "R"),
     ("x0:P", "x0:S(0)"), ("R", "x0:S(1)"), ("x0:S(0)", "x0:S(1)"), ("R", "x0:P"),

@@ -8,13 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.ir.axis_state import WHOLE
+from shardwise.ir.argument import Ref
+from shardwise.ir.axis_state import WHOLE, Sharded
 from shardwise.ir.localise import settings as axis_settings
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.rules import RULES
+from shardwise.ir.tensor import TensorSpec
 from tests.support import rule_cases_model, rule_cases_pointwise, rule_cases_shape
 from tests.support.rig import strategy
-from tests.support.rule_runner import check_case, is_even, possible_states, sizes_for
+from tests.support.rule_runner import (
+    B,
+    Case,
+    Operand,
+    S,
+    check_case,
+    is_even,
+    possible_states,
+    sizes_for,
+)
 
 MESHES = tuple(Mesh.parse(text) for text in ("x0=2@l", "x0=2@l data=2@l", "x0=4@l"))
 IMPLEMENTATIONS = ("data", "tensor", "tensor_sequence", "ulysses")
@@ -50,6 +61,45 @@ def run(kind, data, mesh):
 
 def test_every_kind_has_cases():
     assert set(CASES) == set(RULES)
+
+
+@pytest.mark.parametrize("more", [(), (1,), (7,), (-1, True)])
+@pytest.mark.parametrize("implementation", ["data", "tensor"])
+def test_lookups_in_a_sharded_table(implementation, more):
+    """Rows of either rank may be the padding, which gets no gradient."""
+    operands = {"a": Operand((8, 4), parameter=True), "b": Operand((B, S), "ids:8")}
+    args = (Ref("a"), Ref("b"), *more)
+    out = TensorSpec((B, S, 4), "float64")
+    case = Case("aten.embedding.default", operands, args, (out,))
+    mesh = MESHES[0]
+    sizes = sizes_for(mesh, implementation, 2, 5)
+    states = {"a": (WHOLE,), "b": (Sharded(0) if implementation == "data" else WHOLE,)}
+    call = check_case(case, mesh, implementation, sizes, states)
+    sharded = implementation == "tensor" and more != (-1, True)
+    assert call.library == ("vocabulary_embedding" if sharded else None)
+
+
+@pytest.mark.parametrize("mask", [None, (S, S), (B, 1, 1, S), (4, S, S)])
+@pytest.mark.parametrize("kv", [1, 2, 4])
+@pytest.mark.parametrize("state", [Sharded(1), Sharded(2)])
+def test_attention_of_heads_on_four_ranks(state, kv, mask):
+    """As many key heads as ranks, half as many, one; masks of heads and of rows, trained."""
+    operands = {
+        "a": Operand((B, 4, S, 8)), "b": Operand((B, kv, S, 8)), "c": Operand((B, kv, S, 8)),
+    }  # fmt: skip
+    if mask is not None:
+        operands["d"] = Operand(mask)
+    args = (*map(Ref, "abc"), Ref("d") if mask else None, 0.0, mask is None)
+    kind = "aten.scaled_dot_product_attention.default"
+    out = TensorSpec((B, 4, S, 8), "float64")
+    case = Case(kind, operands, args, (out,), (("enable_gqa", True),))
+    mesh = MESHES[2]
+    sizes = sizes_for(mesh, "ulysses", 1, 1)
+    rows = state if state.dim == 2 else WHOLE
+    states = {"a": (state,), "b": (rows,), "c": (rows,), "d": (WHOLE,)}
+    call = check_case(case, mesh, "ulysses", sizes, states)
+    assert call.parts == 4
+    assert call.library == (None if kv == 4 else "attention_of_local_heads")
 
 
 @pytest.mark.parametrize("kind", sorted(rule_cases_pointwise.CASES))

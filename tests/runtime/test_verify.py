@@ -22,6 +22,7 @@ from shardwise.runtime.verify import (
     StepErrors,
     Verification,
     VerifyReport,
+    _worst,
     gradient_errors,
     verify,
     weight_errors,
@@ -155,6 +156,7 @@ def test_no_report_passes_with_nan_or_without_steps(place):
     assert VerifyReport((), (good,)).passed
     assert not VerifyReport((), (good, replace(good, **{place: float("nan")}))).passed
     assert not VerifyReport((), (replace(good, **{place: 1e-6}),)).passed
+    assert not _worst([good, replace(good, **{place: float("nan")}), good]).within()
     assert not VerifyReport((), ()).passed
     assert not VerifyReport((), (good,), "rank 1 died").passed
 
