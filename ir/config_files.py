@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from shardwise.ir.cluster import Cluster, Level
+from shardwise.ir.config_inherit import resolved
 from shardwise.ir.config_schema import (
     ClusterForm,
     CollectiveForm,
     ConfigForm,
     EfficiencyForm,
+    FabricForm,
     FigureForm,
     HardwareForm,
     LinkForm,
@@ -30,6 +32,7 @@ from shardwise.ir.config_schema import (
 )
 from shardwise.ir.curve import Constant, Curve
 from shardwise.ir.errors import FileFormatError, InvalidValueError, MismatchError
+from shardwise.ir.fabric import DEFAULT_NODES, fabric_link
 from shardwise.ir.form_errors import checked_form
 from shardwise.ir.hardware import HardwareProfile
 from shardwise.ir.link import CollectiveCurve, LinkClass
@@ -56,8 +59,11 @@ def load_cluster(path: str | Path) -> Cluster:
         )
 
 
-def load_hardware(path: str | Path) -> HardwareProfile:
-    """The hardware profile in a TOML file; raises FileFormatError."""
+def load_hardware(path: str | Path, *, nodes: int = DEFAULT_NODES) -> HardwareProfile:
+    """The hardware profile in a TOML file; raises FileFormatError.
+
+    `nodes` share the fabrics between nodes, which reach the less of their rate the more there are.
+    """
     form = _form(path, HardwareForm)
     peaks = []
     for dtype, figure in form.peak_flops_per_s.items():
@@ -68,6 +74,8 @@ def load_hardware(path: str | Path) -> HardwareProfile:
     links = []
     for index, link in enumerate(form.links):
         links.append(_link(path, f"links[{index}]", link))
+    for index, fabric in enumerate(form.fabrics):
+        links.append(_fabric(path, f"fabrics[{index}]", fabric, nodes))
     bandwidth = "memory_bandwidth_bytes_per_s"
     with _at(path):
         return HardwareProfile(
@@ -104,7 +112,9 @@ def load_machine(
     """
     cluster = load_cluster(cluster_path)
     folder = Path(cluster_path).resolve().parent.parent
-    hardware = load_hardware(_find(folder / "hardware", cluster.hardware, cluster_path))
+    nodes = cluster.world_size // cluster.levels[0].size
+    hardware_path = _find(folder / "hardware", cluster.hardware, cluster_path)
+    hardware = load_hardware(hardware_path, nodes=nodes)
     hardware.rank_memory_bytes(cluster)
     name = software or f"torch-{hardware.device}"
     profile = load_software(_find(folder / "software", name, cluster_path))
@@ -138,8 +148,18 @@ def _at(path: str | Path, key: str = "") -> Iterator[None]:
 
 
 def _form(path: str | Path, form: type[Form]) -> Form:
+    tree = _tree(Path(path))
+    if form is HardwareForm:
+        tree = resolved(Path(path), tree, _tree)
     try:
-        with Path(path).open("rb") as file:
+        return checked_form(form, tree)
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+
+
+def _tree(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
             tree = tomllib.load(file)
     except OSError as error:
         raise FileFormatError(
@@ -148,10 +168,7 @@ def _form(path: str | Path, form: type[Form]) -> Form:
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too deep, huge numbers
         problem = shown(" ".join(str(error).split()))
         raise FileFormatError(f"{path}: not TOML ({problem}); repair it there") from error
-    try:
-        return checked_form(form, _plain(tree))
-    except FileFormatError as error:
-        raise FileFormatError(f"{path}: {error}") from error
+    return _plain(tree)
 
 
 def _plain(tree: object) -> object:
@@ -206,4 +223,16 @@ def _link(path: str | Path, key: str, form: LinkForm) -> LinkClass:
             _figure(path, f"{key}.overlap", form.overlap, "ratio"),
             _figure(path, f"{key}.contention", form.contention, "ratio"),
             tuple(collectives),
+        )
+
+
+def _fabric(path: str | Path, key: str, form: FabricForm, nodes: int) -> LinkClass:
+    rates = {
+        kind: _figure(path, f"{key}.collectives.{shown(kind)}", figure, "bytes/s")
+        for kind, figure in form.collectives.items()
+    }
+    rate = _figure(path, f"{key}.bytes_per_s_per_gpu", form.bytes_per_s_per_gpu, "bytes/s")
+    with _at(path, key):
+        return fabric_link(
+            form.name, form.kind, rate, nodes=nodes, mesh_of=form.mesh_of, collectives=rates
         )

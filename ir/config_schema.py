@@ -53,8 +53,18 @@ class LinkForm(ConfigForm):
     collectives: list[CollectiveForm]
 
 
+class FabricForm(ConfigForm):
+    """A link class built by `fabric.fabric_link`; `collectives` are rates that were measured."""
+
+    name: str
+    kind: str
+    bytes_per_s_per_gpu: FigureForm
+    mesh_of: int | None = None
+    collectives: dict[str, FigureForm] = {}
+
+
 class HardwareForm(ConfigForm):
-    """A HardwareProfile."""
+    """A HardwareProfile, after `config_inherit` has put in what it inherits."""
 
     name: str
     device: str
@@ -65,6 +75,7 @@ class HardwareForm(ConfigForm):
     peak_flops_per_s: dict[str, FigureForm]
     efficiency: dict[str, EfficiencyForm]
     links: list[LinkForm]
+    fabrics: list[FabricForm] = []
 
 
 class LevelForm(ConfigForm):

@@ -18,7 +18,8 @@ from typing import Final
 
 from shardwise.ir.curve import Constant, Curve, parse_checked
 from shardwise.ir.errors import InvalidValueError, UnsupportedError
-from shardwise.ir.scanner import Scanner, shown
+from shardwise.ir.latency_steps import latency_steps
+from shardwise.ir.scanner import Scanner, check_kind, check_kinds, shown
 from shardwise.ir.span import LINK_NAME, Span, check_count, check_link_name
 
 COLLECTIVES: Final = (
@@ -60,6 +61,7 @@ class CollectiveCurve:
             raise InvalidValueError(
                 f"collective {shown(self.kind)} is not known; use {', '.join(COLLECTIVES)}"
             )
+        check_kind(self.curve, Curve, f"the curve of {self.kind}")
         check_count(self.ranks_per_device, f"ranks per device of {self.kind}")
         form = (self.curve.x_unit, self.curve.y_unit, self.curve.end)
         if self.group_size is None:
@@ -124,7 +126,7 @@ class LinkClass:
 
     name: str
     latency_s: Constant
-    """Of one step of a tree over a bus curve; unused by timed curves, which hold their own."""
+    """Of one step of a tree over a bus curve (`latency_steps`); timed curves hold their own."""
     overlap: Constant
     """Share of the communication time that can hide behind compute, 0 to 1."""
     contention: Constant
@@ -135,6 +137,7 @@ class LinkClass:
         check_link_name(self.name)
         for name, unit in (("latency_s", "s"), ("overlap", "ratio"), ("contention", "ratio")):
             value: Constant = getattr(self, name)
+            check_kind(value, Constant, f"{name} of link {self.name}")
             if value.unit != unit:
                 raise InvalidValueError(
                     f"{name} of link {self.name} is in {value.unit}; give it in {unit}"
@@ -144,6 +147,7 @@ class LinkClass:
                 f"link {self.name} has overlap {self.overlap.value} and contention "
                 f"{self.contention.value}; overlap is at most 1, contention at least 1"
             )
+        check_kinds(self.collectives, CollectiveCurve, f"collectives of link {self.name}")
         seen: set[tuple[str, int | None, int]] = set()
         for item in self.collectives:
             key = (item.kind, item.group_size, item.ranks_per_device)
@@ -162,9 +166,9 @@ class LinkClass:
         them, in proportion). Group sizes between two measured ones interpolate in log-log;
         smaller ones cost as the smallest measured (an over-estimate); larger ones grow as
         size - 1, which is what the latency of a ring does (an over-estimate for large
-        messages). Bus curves otherwise: latency times the depth of a tree, plus bus bytes /
-        bus bandwidth. Raises UnsupportedError when the kind has no curve here;
-        InvalidValueError for negative bytes.
+        messages). Bus curves otherwise: latency times `latency_steps` (the depth of a tree, the
+        hops of a ring), plus bus bytes / bus bandwidth. Raises UnsupportedError when the kind
+        has no curve here; InvalidValueError for negative bytes.
         """
         if not message_bytes >= 0 or not math.isfinite(message_bytes):
             raise InvalidValueError(
@@ -192,8 +196,8 @@ class LinkClass:
             return factor * _at_group_size(points, span.size)
         bandwidth = curves[0].curve.at(message_bytes)
         bus_bytes = message_bytes * bus_factor(kind, span.size, span.members_inside)
-        depth = 1 if kind in ("send_recv", "ring_exchange") else math.ceil(math.log2(span.size))
-        seconds = self.latency_s.value * depth + bus_bytes / bandwidth
+        steps = latency_steps(kind, span.size, span.members_inside)
+        seconds = self.latency_s.value * steps + bus_bytes / bandwidth
         return seconds * span.ranks_per_device
 
     def __str__(self) -> str:

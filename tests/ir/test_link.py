@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shardwise.ir.curve import Constant, Curve
 from shardwise.ir.errors import InvalidValueError, ParseError, UnsupportedError
+from shardwise.ir.latency_steps import RINGS, latency_steps
 from shardwise.ir.link import COLLECTIVES, CollectiveCurve, LinkClass, bus_factor
 from shardwise.ir.span import Span
 
@@ -119,6 +120,8 @@ def test_bus_curves_are_latency_and_bandwidth() -> None:
     }
     for kind in COLLECTIVES:
         expected = latency * steps.get(kind, 3) + factors.get(kind, share) * 1e6 / 1e9
+        if kind in RINGS:
+            expected += latency * (latency_steps(kind, 8) - 3)
         assert math.isclose(made.seconds(kind, span(8), 1e6), expected)
 
 
@@ -130,6 +133,14 @@ def test_bus_curves_scale_with_the_links_that_a_unit_has() -> None:
     made = link(bus("all_gather"))
     few, many = (made.seconds("all_gather", span(16, inner), 1e9) for inner in (None, 8))
     assert many < few / 7
+
+
+def test_rings_inside_units_pay_the_cheaper_hops() -> None:
+    made = link(bus("reduce_scatter"))
+    for inner in (None, 8):
+        steps = latency_steps("reduce_scatter", 16, inner or 1)
+        expected = 1e-5 * steps + 15 / 16 / (inner or 1) * 1e6 / 1e9
+        assert math.isclose(made.seconds("reduce_scatter", span(16, inner), 1e6), expected)
 
 
 def test_nothing_to_do_costs_nothing() -> None:

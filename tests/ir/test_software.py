@@ -15,7 +15,7 @@ PROFILE = SoftwareProfile("torch-cpu", "torch>=2.13,<2.14", "cpu", RATIO, FLOOR)
 @settings(deadline=None, max_examples=50)
 @given(
     st.sampled_from(["torch>=2.13,<2.14", "torch", "megatron-lm==0.5", "torch<3"]),
-    st.sampled_from(["cpu", "cuda"]),
+    st.sampled_from(["cpu", "cuda", "xpu"]),
     st.floats(1e-6, 1),
     st.floats(0, 1),
 )
