@@ -1,8 +1,11 @@
 """The architectures that `benchmarks.trace_models` traces, tiny, from their configurations."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
 
 TEXT = {"input_ids": ("B", "S"), "labels": ("B", "S")}
 DIMS = {"B": (1, 64), "S": (1, 512)}
@@ -20,7 +23,13 @@ _TRANSLATOR = {
     "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 128,
     "decoder_ffn_dim": 128, "dropout": 0.0,
 }
+_CLIP = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
+}
+_MAMBA = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}
+_MAMBA2 = {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8}
 # fmt: on
+_FIXED_TEXT = {"input_ids": ("B", 16), "labels": ("B", 16)}
 _TWO = {"input_ids": ("B", "S_src"), "labels": ("B", "S_tgt")}
 _TWO_DIMS = {"B": (1, 64), "S_src": (1, 512), "S_tgt": (1, 512)}
 _IMAGE = {"pixel_values": "float64[B, 3, 32, 32]", "labels": ("B",)}
@@ -29,16 +38,29 @@ _B_ONLY = {"B": (1, 64)}
 
 @dataclass(frozen=True)
 class Case:
-    """One architecture: the classes `<name>Config` and `<model>` of transformers, what to trace."""
+    """One architecture: the classes `config_class` and `model` of transformers, what to trace.
+
+    Without a `config_class`, `model` is `module:class` of a model written by hand.
+    """
 
     name: str
     model: str
-    config_class: str
-    config: Mapping[str, Any]
+    config_class: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=lambda: TEXT)
     dims: Mapping[str, tuple[int, int]] = field(default_factory=lambda: DIMS)
     attention: str = "sdpa"
     lengths: tuple[int, ...] = (16, 48, 96)
+    vocabulary: int = 250
+    """Token ids of the random inputs are below this."""
+    loss: Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor] | None = None
+    """Of (outputs, inputs), where the model's own does not trace."""
+
+
+def contrastive(outputs: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Half of CLIP's loss, texts against images. Its own reads `len(logits)`, which fixes B."""
+    logits = outputs.logits_per_text
+    return F.cross_entropy(logits, torch.arange(logits.shape[0], device=logits.device))
 
 
 # fmt: off
@@ -108,8 +130,24 @@ CASES = (
     Case("ResNet", "ResNetForImageClassification", "ResNetConfig", {
         "embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 10},
         _IMAGE, _B_ONLY, attention="eager"),
-    Case("Mamba", "MambaForCausalLM", "MambaConfig", {
-        "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-        attention="eager"),
+    Case("CLIP (loss=)", "CLIPModel", "CLIPConfig", {
+        "text_config": {**_CLIP, "vocab_size": 256, "max_position_embeddings": 512,
+                        "eos_token_id": 2},
+        "vision_config": {**_CLIP, "image_size": 32, "patch_size": 8}, "projection_dim": 32},
+        {"input_ids": ("B", "S"), "pixel_values": "float64[B, 3, 32, 32]"}, loss=contrastive),
+    Case("Mamba", "MambaForCausalLM", "MambaConfig", _MAMBA, attention="eager"),
+    Case("Mamba (S = 16)", "MambaForCausalLM", "MambaConfig", _MAMBA, _FIXED_TEXT, _B_ONLY,
+         attention="eager"),
+    Case("Mamba-2", "Mamba2ForCausalLM", "Mamba2Config", _MAMBA2, attention="eager"),
+    Case("Mamba-2 (S = 16)", "Mamba2ForCausalLM", "Mamba2Config", _MAMBA2, _FIXED_TEXT, _B_ONLY,
+         attention="eager"),
+    Case("GPT (by hand)", "tests.models.hand_written:GPT", dims={"B": (1, 64), "S": (1, 128)},
+         vocabulary=64),
+    Case("MLP (by hand)", "tests.models.hand_written:MLP", inputs={
+        "x": "float64[B, 8]", "target": "float64[B, 4]"}, dims=_B_ONLY),
+    Case("ResNet block (by hand)", "benchmarks.hand_models:ResidualBlock", inputs={
+        "images": "float64[B, 16, 16, 16]", "target": "float64[B, 16, 16, 16]"}, dims=_B_ONLY),
+    Case("U-Net (by hand)", "benchmarks.hand_models:UNet", inputs={
+        "images": "float64[B, 3, 32, 32]", "target": "float64[B, 3, 32, 32]"}, dims=_B_ONLY),
 )
 # fmt: on

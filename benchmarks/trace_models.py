@@ -4,23 +4,29 @@
 
 Every model is built tiny from its configuration with random float64 weights, traced once, and
 compared with the module itself at B in (1, 2) and three lengths, loss and gradients. Models that
-fail are listed with the reason. Then the full-size Llama-3-8B is traced in a fresh process without
-weights.
+fail are listed with the reason, and so is what operator rules cannot shard. Then the full-size
+Llama-3-8B is traced in a fresh process without weights.
 """
 
 import argparse
+import importlib
 import json
+import math
+import os
+import platform
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from benchmarks.trace_cases import CASES, TEXT, Case
+from shardwise.ir.coverage import Coverage
 from shardwise.ir.errors import ShardwiseError
 from shardwise.ir.trace import TracedModel, trace
 from shardwise.ir.trace_models import load_model
@@ -40,14 +46,30 @@ class Result:
     trace_s: float = 0.0
     worst_loss: float | None = None
     worst_gradient: float | None = None
+    covered: Coverage | None = None
     failure: str = ""
 
 
 def build(case: Case, dtype: torch.dtype) -> nn.Module:
     """The case's model with random weights, norms and biases too, in training mode."""
+    torch.manual_seed(0)
+    model = _from_library(case, dtype) if case.config_class else _by_hand(case)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.to(dtype).train()
+
+
+def _by_hand(case: Case) -> nn.Module:
+    module, _, name = case.model.partition(":")
+    made: nn.Module = getattr(importlib.import_module(module), name)()
+    return made
+
+
+def _from_library(case: Case, dtype: torch.dtype) -> nn.Module:
     import transformers
 
-    torch.manual_seed(0)
     values = dict(case.config)
     experts = values.pop("experts_implementation", None)
     options = {} if experts is None else {"experts_implementation": experts}
@@ -57,11 +79,7 @@ def build(case: Case, dtype: torch.dtype) -> nn.Module:
         attn_implementation=case.attention,
         **options,
     )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.to(dtype).train()
+    return model
 
 
 def batch(case: Case, rows: int, length: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -76,7 +94,7 @@ def batch(case: Case, rows: int, length: int, dtype: torch.dtype) -> dict[str, t
             result[name] = torch.randn(dims, generator=generator, dtype=dtype)
             continue
         dims = [sizes[dim] if isinstance(dim, str) else dim for dim in shape]
-        high = 10 if name == "labels" and len(dims) == 1 else 250
+        high = 10 if name == "labels" and len(dims) == 1 else case.vocabulary
         value = torch.randint(2, high, dims, generator=generator)
         if name == "labels" and len(dims) == 2:
             value[:, : dims[1] // 3] = -100
@@ -94,19 +112,24 @@ def compare(case: Case, model: nn.Module, traced: TracedModel) -> tuple[float, f
         for length in lengths:
             given = batch(case, rows, length, torch.float64)
             model.zero_grad()
-            wanted = model(**given).loss
+            outputs = model(**given)
+            if case.loss is not None:
+                wanted = case.loss(outputs, given)
+            else:
+                wanted = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
             gradients = torch.autograd.grad(wanted, parameters, allow_unused=True)
             total, weight = interpret(traced.graph, {**values, **given})
             found = total / weight
             ours = torch.autograd.grad(found, parameters, allow_unused=True)
-            worst_loss = max(worst_loss, abs(found.item() - wanted.item()) / abs(wanted.item()))
+            error = abs(found.item() - wanted.item())
+            worst_loss = max(worst_loss, error / (abs(wanted.item()) or 1.0))
             norm = torch.stack([g.norm() for g in gradients if g is not None]).norm()
             for mine, theirs in zip(ours, gradients, strict=True):
                 if mine is None and theirs is None:
                     continue
                 mine = torch.zeros_like(theirs) if mine is None else mine
                 theirs = torch.zeros_like(mine) if theirs is None else theirs
-                scale = max(float(theirs.abs().max()), 1e-5 * float(norm))
+                scale = max(float(theirs.abs().max()), 1e-5 * float(norm)) or 1.0
                 worst_gradient = max(worst_gradient, float((mine - theirs).abs().max()) / scale)
     return worst_loss, worst_gradient
 
@@ -116,7 +139,7 @@ def run(case: Case) -> Result:
     try:
         model = build(case, torch.float64)
         start = time.perf_counter()
-        traced = trace(model, case.inputs, dims=case.dims, name=case.name)
+        traced = trace(model, case.inputs, dims=case.dims, loss=case.loss, name=case.name)
         seconds = time.perf_counter() - start
         graph = traced.graph
         kinds = {operator.kind for operator in graph.operators}
@@ -125,7 +148,7 @@ def run(case: Case) -> Result:
         return Result(
             case.name, traced.fingerprint.parameter_count, len(graph.operators), len(kinds),
             str(traced.fingerprint).partition("units=")[2].partition(" ")[0], " ".join(masks),
-            seconds, loss, gradient,
+            seconds, loss, gradient, traced.coverage(),
         )  # fmt: skip
     except ShardwiseError as error:
         return Result(case.name, failure=str(error))
@@ -155,37 +178,87 @@ def _peak_resident_mb() -> float:
     return int(line.split()[1]) / 1024
 
 
+def _line(result: Result) -> str:
+    if result.covered is None:
+        return f"{result.name}: {result.failure}"
+    return (
+        f"{result.name}: {result.operators} operators, loss {result.worst_loss:.1g}, gradient "
+        f"{result.worst_gradient:.1g}, {result.covered}"
+    )
+
+
+FLOPS_TARGET, CALLS_TARGET = 0.995, 0.95
+"""Shares that the rules are to cover of every model."""
+
+
 def page(results: list[Result], full: Mapping[str, float]) -> str:
     """The page docs/benchmarks/tracing.md."""
-    good = [r for r in results if not r.failure]
+    good = [(r, r.covered) for r in results if r.covered is not None]
+    missed = [
+        r.name for r, c in good if c.flops_share < FLOPS_TARGET or c.call_share < CALLS_TARGET
+    ]
+    made = datetime.now(tz=UTC).date()
     lines = [
         "# Tracing",
         "",
-        "Written by `python -m benchmarks.trace_models --write docs/benchmarks/tracing.md`: torch "
-        f"{torch.__version__}, one thread. Tiny random models in float64; `loss` and `gradient` are the "  # noqa: E501
-        "largest relative differences between the traced graph and the module at B = 1, 2 and three "  # noqa: E501
-        "lengths (gradients per tensor, with a floor of 1e-5 of the global norm).",
+        "Written by `python -m benchmarks.trace_models --write docs/benchmarks/tracing.md` on "
+        f"{made}: torch {torch.__version__}, {cpu_name()}, one thread; load "
+        f"{os.getloadavg()[2]:.1f} on {os.cpu_count()} cores over 15 minutes (over 1 "
+        "a core, wall times are too high). Tiny random models in "
+        "float64; `loss` and `gradient` are the largest relative differences between the traced "
+        "graph and the module at B = 1, 2 and three lengths (gradients per tensor, with a floor of "
+        "1e-5 of the global norm).",
+        "",
+        "`FLOPs` and `calls` are the shares that some operator rule can shard, in %, rounded down "
+        "(`ir/coverage.py`): of the forward FLOPs at one document of the largest length, and of "
+        "the operators after normalisation, factories apart. "
+        f"At least {FLOPS_TARGET:.1%} and {CALLS_TARGET:.0%} are wanted of every model; missed by "
+        f"{', '.join(missed) or 'none'}.",
         "",
         f"Llama-3-8B, bfloat16, no weights, in a fresh process: {full['wall_s']:.1f} s wall "
         f"({full['cpu_s']:.1f} s CPU) from the built model to the normalised graph of "
-        f"{full['operators']:.0f} operators, {full['rss_mb']:.0f} MB peak resident memory of the whole "  # noqa: E501
-        "process, imports included.",
+        f"{full['operators']:.0f} operators, {full['rss_mb']:.0f} MB peak resident memory of the "
+        "whole process, imports included.",
         "",
-        f"{len(good)} of {len(results)} architectures trace:",
+        f"{len(good)} of {len(results)} cases trace:",
         "",
-        "| model | parameters | operators | kinds | units | masks | trace s | loss | gradient |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | parameters | operators | kinds | units | masks | trace s | loss | gradient "
+        "| FLOPs | calls |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for r in good:
+    for r, covered in good:
         lines.append(
             f"| {r.name} | {r.parameters} | {r.operators} | {r.kinds} | {r.units} | {r.masks} | "
-            f"{r.trace_s:.1f} | {r.worst_loss:.1g} | {r.worst_gradient:.1g} |"
+            f"{r.trace_s:.1f} | {r.worst_loss:.1g} | {r.worst_gradient:.1g} | "
+            f"{_percent(covered.flops_share)} | {_percent(covered.call_share)} |"
         )
+    lines += ["", "Operators that run whole on every rank:", ""]
+    lines += ["| model | operators | FLOPs | why | where |", "|---|---|---|---|---|"]
+    for r, covered in good:
+        for one in covered.uncovered:
+            why = "its rule keeps it whole" if one.has_rule else "no rule"
+            share = one.flops_global / covered.flops_global
+            lines.append(
+                f"| {r.name} | {one.count} x `{one.kind}` | {share:.2%} | {why} | "
+                f"{one.module_path} {one.source} |"
+            )
     failed = [r for r in results if r.failure]
     if failed:
         lines += ["", "Not traced, with the reason:", "", "| model | reason |", "|---|---|"]
         lines += [f"| {r.name} | {r.failure.replace('|', '/')} |" for r in failed]
     return "\n".join(lines) + "\n"
+
+
+def _percent(share: float) -> str:
+    return f"{math.floor(share * 10000) / 100:g}"
+
+
+def cpu_name() -> str:
+    """The processor's model, as Linux names it."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def main() -> None:
@@ -208,7 +281,7 @@ def main() -> None:
             continue
         result = run(case)
         results.append(result)
-        print(result, flush=True)
+        print(_line(result), flush=True)
     if wanted and given.write is None:
         return
     done = subprocess.run(

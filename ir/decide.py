@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 
 from shardwise.ir import (  # noqa: F401  (the rule modules fill the registry)
+    rules_dropout,
+    rules_images,
+    rules_index,
     rules_matmul,
     rules_model,
     rules_pointwise,

@@ -143,6 +143,12 @@ class Plan:
 
         save(self, path)
 
+    def explain(self) -> str:
+        """The plan for people, as `shardwise explain` prints it (`plan_text.render`)."""
+        from shardwise.ir.plan_text import render
+
+        return render(self)
+
     def digest(self) -> str:
         """The plan hash: 64 hex digits over the canonical text; equal for equal plans only."""
         return plan_digest(self)

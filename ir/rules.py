@@ -124,6 +124,10 @@ class Operands:
             found = self._by_path.get(("kwargs", keyword))
         return found
 
+    def index_in(self, position: int, place: int) -> int:
+        """Index of the tensor operand at this place of a list argument."""
+        return self._by_path["args", position, place]
+
     def at(self, position: int, keyword: str | None = None) -> Operand:
         """The tensor operand at this position; InvalidValueError where there is none."""
         found = self.index(position, keyword)

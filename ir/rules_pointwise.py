@@ -26,6 +26,7 @@ POINTWISE_KINDS: tuple[str, ...] = (
     "aten.logical_xor.default", "aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor",
     "aten.bitwise_xor.Tensor", "aten.__and__.Tensor", "aten.__or__.Tensor", "aten.__xor__.Tensor",
     "aten.addcmul.default", "aten.addcdiv.default", "aten.lerp.Scalar", "aten.fill.Scalar",
+    "aten.min.other", "aten.max.other",
 )  # fmt: skip
 _LINEAR_KINDS = ("aten.add.Tensor", "aten.sub.Tensor")
 

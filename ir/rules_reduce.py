@@ -24,25 +24,28 @@ def _dims_at(operands: Operands) -> int:
 @rule(
     "aten.sum.dim_IntList", "aten.sum.default", "aten.mean.dim", "aten.mean.default",
     "aten.amax.default", "aten.amin.default", "aten.var.correction", "aten.all.default",
-    "aten.any.default", "aten.linalg_vector_norm.default",
+    "aten.any.default", "aten.linalg_vector_norm.default", "aten.max.dim", "aten.min.dim",
+    "aten.argmax.default", "aten.argmin.default", "aten.logsumexp.default", "aten.prod.dim_int",
+    "aten.all.dim", "aten.any.dim",
 )  # fmt: skip
 def reduction(operands: Operands) -> Decision:
     """Reduced dims are whole, but a sum over the sharded dim leaves an addend; sums and means of
     addends are addends."""
-    value = operands.values[0]
+    value, outputs = operands.values[0], len(operands.operator.outputs)
     if value.state is ADDEND and operands.operator.kind in _LINEAR:
         return operands.decide({0: ADDEND}, ADDEND)
     state = resolved(value, operands.setting)
     if not isinstance(state, Sharded):
-        return operands.decide({0: WHOLE}, WHOLE)
+        return operands.decide({0: WHOLE}, *(WHOLE,) * outputs)
     dims = _reduced_dims(operands)
     if state.dim in dims:
         if operands.operator.kind.startswith("aten.sum"):
             return operands.decide({0: state}, ADDEND)
-        return operands.decide({}, WHOLE)
+        return operands.decide({}, *(WHOLE,) * outputs)
     kept = operands.argument(_dims_at(operands) + 1, "keepdim", False)
     shift = 0 if kept else sum(1 for d in dims if d < state.dim)
-    return operands.decide({0: state}, Sharded(state.dim - shift, state.outer))
+    written = Sharded(state.dim - shift, state.outer)
+    return operands.decide({0: state}, *(written,) * outputs)
 
 
 @rule("aten.layer_norm.default", "aten.rms_norm.default")

@@ -11,6 +11,7 @@ from functools import lru_cache
 import sympy
 
 from shardwise.ir.axis_state import ADDEND, WHOLE, AxisState, Sharded, Size
+from shardwise.ir.operator import Argument
 from shardwise.ir.rules import Decision, Operands, Setting, product, resolved, rule, whole
 
 RESHAPE_KINDS = (
@@ -122,16 +123,23 @@ def _cut(operands: Operands, dim: int, *, drops: bool = False) -> Decision:
     return operands.decide(reads, *(written for _ in operands.operator.outputs))
 
 
+_DIM_IS_THIRD = ("split", "split_with_sizes", "chunk", "topk", "diff", "slice_scatter")
+"""Names of operators whose dim is the third argument; of the others it is the second."""
+_LAST_BY_DEFAULT = ("topk", "sort", "argsort", "diff")
+
+
 @rule(
     "aten.slice.Tensor", "aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default",
     "aten.split.sizes", "aten.narrow.default", "aten.cumsum.default", "aten.softmax.int",
     "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
-    "aten.unbind.int",
+    "aten.unbind.int", "aten.topk.default", "aten.sort.default", "aten.argsort.default",
+    "aten.cumprod.default", "aten.diff.default", "aten.slice_scatter.default",
 )  # fmt: skip
 def cut(operands: Operands) -> Decision:
-    """One dim must be whole (by default dim 0, as the operators' own default)."""
-    splits = operands.operator.kind.startswith(("aten.split", "aten.chunk"))
-    dim = operands.argument(2 if splits else 1, "dim", 0)
+    """One dim must be whole (by default the operators' own default)."""
+    name = operands.operator.kind.split(".")[1]
+    position = 2 if name in _DIM_IS_THIRD else 1
+    dim = operands.argument(position, "dim", -1 if name in _LAST_BY_DEFAULT else 0)
     if not isinstance(dim, int):
         return whole(operands)
     return _cut(operands, dim, drops=operands.operator.kind == "aten.unbind.int")
@@ -149,10 +157,21 @@ def triangle(operands: Operands) -> Decision:
 @rule("aten.flip.default")
 def flip(operands: Operands) -> Decision:
     """The dims that are turned round must be whole."""
+    return _along(operands, operands.argument(1, "dims"))
+
+
+@rule("aten.roll.default")
+def roll(operands: Operands) -> Decision:
+    """The dims that are rolled must be whole; without dims the flattened tensor is rolled."""
+    return _along(operands, operands.argument(2, "dims", ()) or None)
+
+
+def _along(operands: Operands, dims: Argument) -> Decision:
+    """Operators that keep the shape and mix along `dims` (None: along all): free elsewhere."""
     rank = len(operands.values[0].spec.shape)
-    dims = operands.argument(1, "dims")
     state = resolved(operands.values[0], operands.setting)
-    assert isinstance(dims, tuple)
+    if not isinstance(dims, tuple):
+        return operands.decide({}, WHOLE)
     if isinstance(state, Sharded) and state.dim not in {int(d) % rank for d in dims}:
         return operands.decide({0: state}, state)
     return operands.decide({}, WHOLE)
@@ -185,11 +204,13 @@ def stack(operands: Operands) -> Decision:
 
 @rule("aten.pad.default", "aten.constant_pad_nd.default")
 def pad(operands: Operands) -> Decision:
-    """Padded dims (pairs from the last dim on) must be whole, the others are free."""
+    """Padded dims must be whole, the others are free; pairs of sizes count from the last dim."""
     value = operands.values[0]
-    pairs = operands.argument(1, "pad")
-    count = len(pairs) // 2 if isinstance(pairs, tuple) else len(value.spec.shape)
+    rank = len(value.spec.shape)
+    sizes = operands.argument(1, "pad")
+    pairs = sizes if isinstance(sizes, tuple) else (1,) * 2 * rank
+    padded = {rank - 1 - i // 2 for i, size in enumerate(pairs) if size != 0}
     state = resolved(value, operands.setting)
-    if isinstance(state, Sharded) and state.dim < len(value.spec.shape) - count:
+    if isinstance(state, Sharded) and state.dim not in padded:
         return operands.decide({0: state}, state)
     return operands.decide({}, WHOLE)

@@ -4,26 +4,27 @@ One function, so that the planner and the runtime trace alike: the plan remember
 what was traced.
 """
 
-from typing import Final
+import inspect
 
 from torch import nn
 
-from shardwise.ir.trace import TracedModel, trace
-
-LARGEST_BATCH: Final = 1 << 20
-"""Documents of a micro-batch that the trace holds for."""
+from shardwise.ir.padding import ATTENTION_MASK, attends_to_padding
+from shardwise.ir.trace import TracedModel
+from shardwise.ir.trace_training import LANGUAGE_INPUTS, trace_for_training
 
 
 def trace_language_model(model: nn.Module, *, compute_dtype: str, longest: int) -> TracedModel:
     """Trace a model of `input_ids` and `labels`, both [B, S], that returns its loss.
 
-    `longest` is the longest padded length: the last edge of the plan's buckets. Masks are
-    classified there. Raises UntraceableModelError and the other errors of `trace`.
+    A model whose attention sees later positions, and so padding, is traced with its
+    `attention_mask` [B, S] as a third input, where it takes one. `longest` is the longest padded
+    length: the last edge of the plan's buckets. Masks are classified there. Raises
+    UntraceableModelError and the other errors of `trace`.
     """
-    return trace(
-        model,
-        {"input_ids": ("B", "S"), "labels": ("B", "S")},
-        dims={"B": (1, LARGEST_BATCH), "S": (1, longest)},
-        dtype=compute_dtype,
-        max_sizes={"S": longest},
-    )
+    inputs = dict(LANGUAGE_INPUTS)
+    traced = trace_for_training(model, inputs, compute_dtype=compute_dtype, longest=longest)
+    takes = ATTENTION_MASK in inspect.signature(model.forward).parameters
+    if not (takes and attends_to_padding(traced)):
+        return traced
+    inputs[ATTENTION_MASK] = inputs["input_ids"]
+    return trace_for_training(model, inputs, compute_dtype=compute_dtype, longest=longest)

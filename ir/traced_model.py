@@ -12,6 +12,8 @@ from shardwise.ir.template import Template, Unit
 if TYPE_CHECKING:
     import torch
 
+    from shardwise.ir.coverage import Coverage
+
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
@@ -30,3 +32,9 @@ class TracedModel:
     """Whether the model was in training mode; evaluation is a trace of its own."""
     constants: "Mapping[str, torch.Tensor]" = field(compare=False, repr=False)
     """Values of constants that are neither parameters nor buffers of the model, by name."""
+
+    def coverage(self, sizes: Mapping[str, int] | None = None) -> "Coverage":
+        """How much of the model the operator rules can shard (`shardwise.ir.coverage`)."""
+        from shardwise.ir.coverage import coverage
+
+        return coverage(self.graph, sizes)

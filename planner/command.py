@@ -1,12 +1,11 @@
 """`shardwise plan`: from files and a model's name to a plan; no weights are made."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from shardwise.ir.config_files import load_machine
 from shardwise.ir.lengths_file import read_lengths
 from shardwise.ir.plan import Plan
-from shardwise.ir.trace_language import trace_language_model
-from shardwise.ir.trace_models import load_model
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.api import plan
 from shardwise.planner.edges import last_edge
@@ -21,17 +20,23 @@ def plan_language_model(
     lengths: Path,
     tokens_per_step: int,
     memory_limit_bytes_per_rank: int | None = None,
+    say: Callable[[str], None] = print,
 ) -> Plan:
     """The plan of the model that `spec` names (`hf:config.json`, `module:function`).
 
-    Raises ShardwiseError for bad files, a model that cannot be traced, or when nothing fits.
+    `say` is given the coverage of the model by operator rules before the search begins. Raises
+    ShardwiseError for bad files, a model that cannot be traced, or when nothing fits.
     """
+    from shardwise.ir.trace_language import trace_language_model
+    from shardwise.ir.trace_models import load_model
+
     machine = load_machine(cluster)
     histogram = read_lengths(lengths)
     longest = last_edge(histogram, machine[0].world_size)
     traced = trace_language_model(
         load_model(spec), compute_dtype=training.compute_dtype, longest=longest
     )
+    say(str(traced.coverage()))
     return plan(
         traced,
         cluster=machine,

@@ -23,7 +23,7 @@ from shardwise.ir.lengths import Lengths
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.software import SoftwareProfile
 from shardwise.ir.strategy import Recompute
-from shardwise.ir.trace import TracedModel
+from shardwise.ir.traced_model import TracedModel
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner import menu
 from shardwise.planner.candidates import (

@@ -1,5 +1,7 @@
 """The facade: the names that users import, each loaded from its module when first asked for.
 
+    from shardwise import Program, TrainingSpec, plan, verify
+
 `import shardwise` loads no layer and no torch; `from shardwise import Plan` loads the module of
 Plan.
 """
@@ -24,7 +26,12 @@ if TYPE_CHECKING:
     from shardwise.ir.mesh import Mesh as Mesh
     from shardwise.ir.plan import Plan as Plan
     from shardwise.ir.software import SoftwareProfile as SoftwareProfile
+    from shardwise.ir.trace import trace as trace
+    from shardwise.ir.traced_model import TracedModel as TracedModel
     from shardwise.ir.training import TrainingSpec as TrainingSpec
+    from shardwise.planner.api import plan as plan
+    from shardwise.runtime.program import Program as Program
+    from shardwise.runtime.verify import verify as verify
 
 __version__ = "0.1.0"
 
@@ -41,11 +48,16 @@ _HOMES = {
     "MismatchError": "shardwise.ir.errors",
     "ParseError": "shardwise.ir.errors",
     "Plan": "shardwise.ir.plan",
+    "Program": "shardwise.runtime.program",
     "ShardwiseError": "shardwise.ir.errors",
     "SoftwareProfile": "shardwise.ir.software",
+    "TracedModel": "shardwise.ir.traced_model",
     "TrainingSpec": "shardwise.ir.training",
     "UnsupportedError": "shardwise.ir.errors",
     "UntraceableModelError": "shardwise.ir.errors",
+    "plan": "shardwise.planner.api",
+    "trace": "shardwise.ir.trace",
+    "verify": "shardwise.runtime.verify",
 }
 """The module of every name of the facade; the same table as the imports above (tested)."""
 

@@ -23,29 +23,9 @@ from shardwise.ir.operator import Operator
 from shardwise.ir.rules import RULES, Operand, Operands, Setting, rule, whole
 from shardwise.ir.rules_view import map_reshape
 from shardwise.ir.strategy import Role
-from shardwise.ir.tensor import TensorSpec
+from tests.support.rule_decision import BATCH, FREE, SEQUENCE, TENSOR, decision, spec
 
 B, S = symbol("B"), symbol("S")
-BATCH = Setting("x0", 2, Role.BATCH)
-TENSOR = Setting("x0", 2, Role.TENSOR)
-SEQUENCE = Setting("x0", 2, Role.SEQUENCE, sequence_home=True)
-FREE = Setting("x0", 1, Role.REPLICATE)
-
-
-def spec(text):
-    return TensorSpec.parse(text)
-
-
-def decision(kind, *values, setting=TENSOR, args=None, out="float32[B, S, 8]"):
-    """The rule's decision for operands (spec text, state[, is a parameter])."""
-    refs = tuple(Ref(f"v{i}") for i in range(len(values)))
-    operator = Operator("op", kind, args or refs, (), (spec(out),))
-    operands = tuple(
-        Operand(("args", i), spec(text), state, True, bool(more))
-        for i, (text, state, *more) in enumerate(values)
-    )
-    return RULES[kind](Operands(operator, operands, setting))
-
 
 # --- the registry -----------------------------------------------------------------------------
 
@@ -301,3 +281,43 @@ def test_every_pair_of_states_of_a_product_is_answered():
         )  # fmt: skip
         sharded = [s for s in made.reads if isinstance(s, Sharded)]
         assert (made.writes[0] is WHOLE) == (not sharded)
+
+
+@pytest.mark.parametrize(
+    ("equation", "state", "reads", "written"),
+    [
+        ("bsn,nk->bsk", Sharded(0), (Sharded(0), READ), Sharded(0)),
+        ("bsn,nk->bsk", Sharded(2), (Sharded(2), Sharded(0)), ADDEND),
+        ("bsn,nk->kbs", Sharded(1), (Sharded(1), READ), Sharded(2)),
+        ("bsn,nk", Sharded(1), (Sharded(1), READ), Sharded(2)),
+        ("bsn,nk->...bsk", Sharded(1), (WHOLE, WHOLE), WHOLE),
+    ],
+)
+def test_a_letter_that_is_cut_is_cut_everywhere(equation, state, reads, written):
+    made = decision(
+        "aten.einsum.default", ("float32[B, S, 8]", state), ("float32[8, 6]", WHOLE),
+        args=(equation, (Ref("v0"), Ref("v1"))), out="float32[B, S, 6]",
+        at={0: (1, 0), 1: (1, 1)},
+    )  # fmt: skip
+    assert made.reads == reads and made.writes == (written,)
+
+
+@pytest.mark.parametrize("kind", ["aten.topk.default", "aten.sort.default", "aten.argsort.default"])
+def test_the_last_dim_is_sorted_by_default(kind):
+    more = (2,) if "topk" in kind else ()
+    for state, wanted in ((Sharded(0), Sharded(0)), (Sharded(2), WHOLE)):
+        made = decision(kind, ("float32[B, S, 8]", state), args=(Ref("v0"), *more))
+        assert made.reads == (wanted,)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "free"),
+    [((0, 0, 0, 2), {0, 2}), ((1, 0), {0, 1}), ((0, 0, 0, 0, 0, 3), {1, 2}), ((0, 0), {0, 1, 2})],
+)
+def test_only_padded_dims_are_whole(sizes, free):
+    for dim in range(3):
+        made = decision(
+            "aten.constant_pad_nd.default", ("float32[4, 4, 4]", Sharded(dim)),
+            args=(Ref("v0"), sizes),
+        )  # fmt: skip
+        assert (made.reads == (Sharded(dim),)) == (dim in free)

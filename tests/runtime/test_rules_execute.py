@@ -14,7 +14,13 @@ from shardwise.ir.localise import settings as axis_settings
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.rules import RULES
 from shardwise.ir.tensor import TensorSpec
-from tests.support import rule_cases_model, rule_cases_pointwise, rule_cases_shape
+from tests.support import (
+    rule_cases_images,
+    rule_cases_index,
+    rule_cases_model,
+    rule_cases_pointwise,
+    rule_cases_shape,
+)
 from tests.support.rig import strategy
 from tests.support.rule_runner import (
     B,
@@ -29,7 +35,13 @@ from tests.support.rule_runner import (
 
 MESHES = tuple(Mesh.parse(text) for text in ("x0=2@l", "x0=2@l data=2@l", "x0=4@l"))
 IMPLEMENTATIONS = ("data", "tensor", "tensor_sequence", "ulysses")
-CASES = rule_cases_pointwise.CASES | rule_cases_shape.CASES | rule_cases_model.CASES
+CASES = (
+    rule_cases_pointwise.CASES
+    | rule_cases_shape.CASES
+    | rule_cases_model.CASES
+    | rule_cases_images.CASES
+    | rule_cases_index.CASES
+)
 
 
 @st.composite
@@ -120,4 +132,18 @@ def test_views_cuts_and_joins(kind, data):
 @settings(max_examples=18)
 @given(st.data())
 def test_products_reductions_attention_and_losses(kind, data):
+    run(kind, data, data.draw(st.sampled_from(MESHES)))
+
+
+@pytest.mark.parametrize("kind", sorted(rule_cases_images.CASES))
+@settings(max_examples=6)
+@given(st.data())
+def test_convolutions_pools_and_norms_of_images(kind, data):
+    run(kind, data, data.draw(st.sampled_from(MESHES)))
+
+
+@pytest.mark.parametrize("kind", sorted(rule_cases_index.CASES))
+@settings(max_examples=12)
+@given(st.data())
+def test_look_ups_repetition_and_order(kind, data):
     run(kind, data, data.draw(st.sampled_from(MESHES)))

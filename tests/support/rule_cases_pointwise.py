@@ -80,6 +80,15 @@ def of_other_shape(draw, kind, *more):
 
 
 @st.composite
+def masked(draw):
+    """Dropout that returns its mask; with probability 0 it is the same on all ranks."""
+    shape = draw(st.sampled_from(SHAPES))
+    operand = Operand(shape, gradient=draw(st.booleans()))
+    specs = (TensorSpec(shape, "float64"), TensorSpec(shape, "bool"))
+    return Case("aten.native_dropout.default", {"a": operand}, (a, 0.0, True), specs)
+
+
+@st.composite
 def summed(draw, kind):
     """Losses of element and target, in every reduction."""
     shape = draw(st.sampled_from(SHAPES))
@@ -194,11 +203,14 @@ CASES = {
         "aten.floor_divide.default", {"a": "ids:9", "b": "counts"}, (a, b), out="int64"
     ),
     "aten.maximum.default": _binary("aten.maximum.default"),
+    "aten.max.other": _binary("aten.max.other"),
+    "aten.min.other": _binary("aten.min.other"),
     "aten.minimum.default": _binary("aten.minimum.default"),
     "aten.clamp.default": _unary("aten.clamp.default", more=(-0.5, 0.5)),
     "aten.clamp_min.default": _unary("aten.clamp_min.default", more=(-0.5,)),
     "aten.clamp_max.default": _unary("aten.clamp_max.default", more=(0.5,)),
     "aten.clamp.Tensor": several("aten.clamp.Tensor", {"a": N, "b": N}, (a, None, b)),
+    "aten.native_dropout.default": masked(),
     "aten.dropout.default": _unary("aten.dropout.default", more=(0.5, False)),
     "aten.pow.Tensor_Scalar": _unary("aten.pow.Tensor_Scalar", more=(3,)),
     "aten.pow.Tensor_Tensor": _binary("aten.pow.Tensor_Tensor", P, N),

@@ -277,6 +277,7 @@ CASES = {
         for kind in (
             "aten.slice.Tensor", "aten.split.Tensor", "aten.split_with_sizes.default",
             "aten.chunk.default", "aten.split.sizes", "aten.cumsum.default", "aten.flip.default",
+            "aten.cumprod.default",
             "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int",
             "aten._log_softmax.default", "aten.narrow.default",
         )
