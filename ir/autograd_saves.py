@@ -4,23 +4,24 @@ The rules per operator are those of ir/saved_rules.py, applied to local shapes: 
 followed with the storages and strides that its values have on one rank. Needed to state three
 things: bytes per rank that a slot keeps (planner/memory_model.py), which gathered weights a
 backward opens again (runtime/regather.py), and where recomputation of a unit stops
-(torch.utils.checkpoint stops at the last tensor that the unit saved). Tests count all three on
-executed programs.
+(torch.utils.checkpoint stops as soon as it has the last tensor that the unit saved: before a
+product's kernel, whose operands autograd saves first). Tests count all three on executed programs
+(tests/planner/test_stated_work.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import sympy
 
-from shardwise.ir.flops import nbytes
+from shardwise.ir.flops import is_product, nbytes
 from shardwise.ir.layout import Layout, Shard
 from shardwise.ir.lowering import lower
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.operator import Operator, Ref
 from shardwise.ir.program import Call, LocalProgram, Move, UnitProgram, Use, local_spec, made_by
-from shardwise.ir.redistribution import StepKind
+from shardwise.ir.redistribution import CollectiveStep, StepKind
 from shardwise.ir.saved_rules import saved_items
 from shardwise.ir.saved_tracker import Extra, Place, Saved, Tracker
 from shardwise.ir.tensor import TensorSpec
@@ -45,7 +46,7 @@ class UnitSaves:
     opened: tuple[Use, ...]
     """Uses whose compute copy is saved, in the order of saving."""
     last: int
-    """Index of the last step that saves something; -1 if none does."""
+    """Index of the last step that a recomputation runs to its end; -1 if none."""
 
 
 class SavesTable:
@@ -53,19 +54,20 @@ class SavesTable:
 
     def __init__(self, program: LocalProgram, trains: Callable[[str], bool]) -> None:
         self.mesh = program.mesh
-        self._gradients = frozenset(
+        self.gradients = frozenset(
             name
             for step in program.steps()
             if (trains(step.parameter) if isinstance(step, Use) else step.needs_gradient)
             for name in made_by(step)
         )
+        """Values with a gradient."""
         self._known: dict[int, tuple[UnitProgram, UnitSaves]] = {}
 
     def of(self, unit: UnitProgram) -> UnitSaves:
         """The saves of a unit of the program, told by its identity."""
         known = self._known.get(id(unit))
         if known is None:
-            saves = _Follower(unit, self.mesh, self._gradients).run()
+            saves = _Follower(unit, self.mesh, self.gradients).run()
             known = self._known[id(unit)] = (unit, saves)
         return known[1]
 
@@ -122,8 +124,10 @@ class _Follower:
                 self._add(step.name, step.spec, step.layout.forward)
             elif isinstance(step, Move):
                 self._move(step)
-            elif self._call(step):
-                last = index
+            else:
+                items = self._call(step)
+                if items:
+                    last = index if _has_run(step, items) else index - 1
         places = self.tracker.places
         roots = {
             name: places[Ref(name)].storage if Ref(name) in places else name
@@ -151,15 +155,15 @@ class _Follower:
         place: Place | None = self.tracker.places[Ref(step.value)]
         size = self.tracker.storages[place.storage] if place else sympy.S.Zero
         for one in lower(source, target, self.mesh):
-            if one.kind is StepKind.SLICE and _in_one_piece(one.target):
-                continue
-            place, size = None, nbytes(local_spec(step.spec, one.target, self.mesh))
+            copied = _copied(one) if one.kind is StepKind.SLICE else one.target
+            if copied is not None:
+                place, size = None, nbytes(local_spec(step.spec, copied, self.mesh))
         self.tracker.add(step.name, local_spec(step.spec, target, self.mesh), place)
         if place is None:
             self.tracker.storages[step.name] = size
 
-    def _call(self, step: Call) -> bool:
-        """Follow a call; whether autograd saves anything of it."""
+    def _call(self, step: Call) -> list[Saved]:
+        """Follow a call; what autograd saves of it."""
         tracker = self.tracker
         for ref, spec, layout in zip(
             step.operator.refs(), step.operand_specs, step.reads, strict=True
@@ -176,11 +180,11 @@ class _Follower:
         for index, name in enumerate(made_by(step)):
             tracker.places[Ref(name)] = tracker.places[Ref(operator.name, index)]
         if not step.needs_gradient:
-            return False
+            return []
         items = list(_saved(tracker, step, operator))
         for item in items:
             self._keep(item)
-        return bool(items)
+        return items
 
     def _keep(self, item: Saved) -> None:
         if isinstance(item, Extra):
@@ -203,17 +207,33 @@ def _saved(tracker: Tracker, step: Call, operator: Operator) -> Iterator[Saved]:
         logits = tracker.spec(refs[0])
         rows = logits.shape[:1]
         yield Extra(logits)
-        yield from (
-            Extra(TensorSpec(rows, dtype)) for dtype in (logits.dtype, "int64", "bool", "bool")
-        )
+        yield Extra(TensorSpec((2, *rows), logits.dtype))  # sums and target's logits, one message
+        yield from (Extra(TensorSpec(rows, dtype)) for dtype in ("int64", "bool", "bool"))
     else:
         yield from saved_items(tracker, operator)
 
 
-def _in_one_piece(layout: Layout) -> bool:
-    """Whether the innermost cut takes one stretch of its dim."""
-    cut = layout.entries[-1][1] if layout.entries else None
-    return isinstance(cut, Shard) and cut.outer == 1 and not cut.sections
+def _copied(step: CollectiveStep) -> Layout | None:
+    """The layout in which a slice has last copied: after its last cut that is not one stretch."""
+    copied = None
+    done = [(axis, cut) for axis, cut in step.target.entries if axis not in step.axes]
+    for axis, cut in step.target.entries:
+        if axis in step.axes:
+            done.append((axis, cut))
+            if not (isinstance(cut, Shard) and cut.outer == 1 and not cut.sections):
+                copied = Layout(tuple(entry for entry in step.target.entries if entry in done))
+    return copied
+
+
+def _has_run(step: Call, items: Sequence[Saved]) -> bool:
+    """Whether the kernel has run when the last item is saved: operands are saved before it."""
+    if step.library is not None:
+        return True
+    product = is_product(step.operator.kind)
+    return any(
+        not product if isinstance(item, Extra) else item.name == step.operator.name
+        for item in items
+    )
 
 
 def _specs(unit: UnitProgram) -> Iterator[TensorSpec]:

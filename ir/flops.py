@@ -1,14 +1,15 @@
-"""Forward FLOPs and moved bytes of every operator, as expressions in the sizes: the one table.
+"""FLOPs and moved bytes of every operator, as expressions in the sizes: the one table.
 
 A multiplication and an addition count as two. Products count exactly (2 m n k), attention its two
 products (halved where causal, cut to the band of a window), convolutions their multiply-adds;
 everything else counts one per element of its output, reductions and normalisations one per element
 of their input, and what only moves or views data counts none. Softmax inside attention and inside
-losses, and biases, are not counted, as is usual (PaLM, appendix B).
+losses, and biases, are not counted, as is usual (PaLM, appendix B). The backward counts its
+products alone: one for each factor that needs a gradient, and five where attention has two.
 Moved bytes are what an operator reads plus what it writes once, with no cache; views move none.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -43,6 +44,11 @@ _MOVES: Final = frozenset({
     "index_copy",
 })  # fmt: skip
 """Names of operators that move data without arithmetic."""
+_LINEAR_MAPS: Final = frozenset({
+    "add", "sub", "neg", "to", "_to_copy", "type_as", "native_dropout", "dropout", "sum", "mean",
+    "cross_entropy_loss", "embedding", "nll_loss", "nll_loss_nd", *_MOVES,
+})  # fmt: skip
+"""Names of operators whose gradient needs no operand: it moves as many bytes as the forward."""
 _OF_INPUT: Final = frozenset({
     "sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod", "any", "all", "argmax",
     "argmin", "layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "softmax",
@@ -54,6 +60,7 @@ _OF_INPUT: Final = frozenset({
 """Names of operators whose work follows from what they read."""
 
 Count = Callable[[Operator, Specs], sympy.Expr]
+_ATTENTION: Final = "aten.scaled_dot_product_attention.default"
 
 
 def annotated(graph: OperatorGraph) -> OperatorGraph:
@@ -82,17 +89,59 @@ def flops(operator: Operator, specs: Specs) -> sympy.Expr:
     return _total(operator.outputs)
 
 
+def backward_flops(operator: Operator, specs: Specs, needs: Sequence[bool]) -> sympy.Expr:
+    """FLOPs of the products of an operator's backward; `needs[i]` is whether operand i, in the
+    order of `refs()`, needs a gradient.
+
+    Every product has one of its own size for the gradient of each factor. Attention computes its
+    scores again, then the gradients of values, probabilities, queries and keys at once (Dao 2023,
+    FlashAttention-2, section 3.1), which it does wherever one of them is needed. What is no product
+    counts none: it reads and writes bytes.
+    """
+    kind = operator.kind
+    if kind == _ATTENTION:
+        query, value = specs[0].shape[-1], specs[2].shape[-1]
+        ratio = (3 * query + 2 * value) / sympy.sympify(query + value)
+        return flops(operator, specs) * ratio if any(needs[:3]) else sympy.S.Zero
+    factors = _FACTORS.get(kind)
+    if factors is None:
+        return sympy.S.Zero
+    return flops(operator, specs) * sum(bool(needs[place]) for place in factors)
+
+
+def is_product(kind: str) -> bool:
+    """Whether a kind multiplies two of its operands and adds up; attention is more than that."""
+    return kind in _FACTORS
+
+
 def moved(operator: Operator, specs: Specs) -> sympy.Expr:
-    """Bytes that an operator reads and writes; of a table, only the rows that it looks up."""
+    """Bytes that an operator reads and writes; of a table, only the rows that it looks up. A
+    cross-entropy also writes its log-probabilities."""
     if operator.kind in VIEWS:
         return sympy.S.Zero
     written = sum((nbytes(spec) for spec in operator.outputs), sympy.S.Zero)
     read = specs
     if operator.kind == "aten.embedding.default":
         return written + written + nbytes(specs[1])
+    if operator.kind == "aten.cross_entropy_loss.default":
+        return written + 2 * nbytes(specs[0]) + nbytes(specs[1])
     if operator.kind in ("aten.index.Tensor", "aten.gather.default", "aten.index_select.default"):
         return written + written + sum((nbytes(spec) for spec in specs[1:]), sympy.S.Zero)
     return written + sum((nbytes(spec) for spec in read), sympy.S.Zero)
+
+
+def backward_moved(operator: Operator, specs: Specs, needs: Sequence[bool]) -> sympy.Expr:
+    """Bytes that the backward of an operator without products reads and writes.
+
+    A linear map moves what its forward moves. Any other also reads each operand that needs a
+    gradient again, to scale the gradient: gelu reads x and dy and writes dx. A cross-entropy reads
+    its log-probabilities and writes as much.
+    """
+    forward = moved(operator, specs)
+    if operator.kind in VIEWS or operator.kind.split(".")[1] in _LINEAR_MAPS:
+        return forward
+    again = (nbytes(spec) for spec, needed in zip(specs, needs, strict=True) if needed)
+    return forward + sum(again, sympy.S.Zero)
 
 
 @lru_cache(maxsize=65536)
@@ -179,7 +228,7 @@ TABLE: Final[Mapping[str, Count]] = {
     "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _addmm,
     "aten.einsum.default": _einsum,
-    "aten.scaled_dot_product_attention.default": _attention,
+    _ATTENTION: _attention,
     "aten._grouped_mm.default": _grouped,
     "transformers.grouped_mm_fallback.default": _grouped,
     "aten.lstm.input": _lstm,
@@ -194,3 +243,9 @@ TABLE: Final[Mapping[str, Count]] = {
     "aten.conv_transpose3d.input": _convolution,
 }
 """Kind -> its count. Kinds that are absent are counted by elements, see `flops`."""
+_FACTORS: Final[Mapping[str, tuple[int, int]]] = {
+    kind: (1, 2) if "addmm" in kind or "baddbmm" in kind else (0, 1)
+    for kind, count in TABLE.items()
+    if count in (_linear, _addmm, _convolution, _grouped, _einsum) or kind == "aten.dot.default"
+}
+"""Kinds of products -> which two of the operands are multiplied."""

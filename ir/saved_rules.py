@@ -282,6 +282,12 @@ def _dropout(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
     yield Extra(tracker.spec(ref_of(operator.args[0])))
 
 
+@_rule("native_dropout")
+def _native_dropout(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
+    """The mask, its second result."""
+    yield Ref(operator.name, 1)
+
+
 @_rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def _average(tracker: Tracker, operator: Operator) -> Iterator[Saved]:
     """Over everything it is a mean, which saves nothing."""

@@ -9,9 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shardwise.ir.argument import Ref
 from shardwise.ir.expression import evaluate, symbol
-from shardwise.ir.flops import annotated, flops, moved
+from shardwise.ir.flops import annotated, backward_flops, flops, moved
 from shardwise.ir.graph import GraphInput, OperatorGraph, SymbolRange
 from shardwise.ir.operator import Operator
+from shardwise.ir.rewrite import gradient_values
 from shardwise.ir.tensor import TensorSpec
 from shardwise.ir.trace import trace
 from tests.models.hand_written import Maker
@@ -141,3 +142,71 @@ def test_annotated_fills_every_operator_once_more():
     (operator,) = annotated(graph).operators
     assert (operator.flops, operator.moved_bytes) == (8 * B, 64 * B)
     assert annotated(annotated(graph)) == annotated(graph)
+
+
+def backward(kind, inputs, output, needs, args=None):
+    specs = tuple(TensorSpec(shape, "float32") for shape in inputs)
+    args = args or tuple(Ref(f"i{place}") for place in range(len(inputs)))
+    operator = Operator("y", kind, args, (), (TensorSpec(output, "float32"),))
+    return backward_flops(operator, specs, needs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "output", "needs", "products"),
+    [
+        ("aten.linear.default", [(B, S, 8), (4, 8)], (B, S, 4), (True, True), 2),
+        ("aten.linear.default", [(B, S, 8), (4, 8), (4,)], (B, S, 4), (False, True, True), 1),
+        ("aten.linear.default", [(B, S, 8), (4, 8), (4,)], (B, S, 4), (False, False, True), 0),
+        ("aten.addmm.default", [(4,), (S, 8), (8, 4)], (S, 4), (True, True, False), 1),
+        ("aten.bmm.default", [(B, S, 8), (B, 8, S)], (B, S, S), (True, True), 2),
+        ("aten.gelu.default", [(B, S, 8)], (B, S, 8), (True,), 0),
+        ("aten.embedding.default", [(9, 8), (B, S)], (B, S, 8), (True, False), 0),
+    ],
+)
+def test_a_product_has_one_in_the_backward_for_each_trained_factor(
+    kind, inputs, output, needs, products
+):
+    one = backward(kind, inputs, output, [True] * len(inputs)) / 2
+    assert sympy.expand(backward(kind, inputs, output, needs) - products * one) == 0
+
+
+def test_attention_has_five_products_in_the_backward():
+    kind = "aten.scaled_dot_product_attention.default"
+    q, k, v = (B, 8, S, 16), (B, 2, S, 16), (B, 2, S, 24)
+    found = backward(kind, [q, k, v], (B, 8, S, 24), (True, False, False))
+    assert sympy.expand(found - 2 * B * 8 * S * S * (3 * 16 + 2 * 24)) == 0
+    assert backward(kind, [q, k, v], (B, 8, S, 24), (False,) * 3) == 0
+    causal = (Ref("q"), Ref("k"), Ref("v"), None, 0.0, True)
+    assert backward(kind, [q, k, v], (B, 8, S, 24), (True,) * 3, causal) == found / 2
+
+
+def _step(self, x):
+    q, k, v = ((x * self.scale).unflatten(-1, (2, 4)).transpose(1, 2) for _ in range(3))
+    a = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+    c = F.conv1d(F.linear(a, self.matrix).transpose(1, 2), self.filter, padding=1)
+    return torch.bmm(c, x @ self.matrix)
+
+
+def test_torch_counts_the_same_backward():
+    """All gradients are wanted but those of x and of `filter`, a buffer. On meta, attention keeps
+    its probabilities, so the fused kernel computes its scores once more."""
+    model = Maker(_step, filter=torch.randn(8, 8, 3))
+    model.matrix = nn.Parameter(torch.randn(8, 8))
+    graph = trace(
+        model, {"x": "float32[B, S, 8]"}, dims={"B": (1, 9), "S": (1, 64)}, contract=False
+    ).graph
+    sizes = {"B": 3, "S": 16}
+    wanted = gradient_values(graph)
+    stated = 0
+    for operator in graph.operators:
+        refs = operator.refs()
+        specs = tuple(graph.spec(ref) for ref in refs)
+        needs = [ref.name in wanted for ref in refs]
+        stated += evaluate(backward_flops(operator, specs, needs), sizes)
+    with torch.device("meta"):
+        x = torch.randn(3, 16, 8)
+        result = model.to("meta")(x).sum()
+        with FlopCounterMode(display=False) as counter:
+            result.backward()
+    scores = 2 * 3 * 2 * 16 * 16 * 4
+    assert stated == counter.get_total_flops() + scores > 5 * scores

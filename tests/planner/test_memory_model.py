@@ -48,7 +48,7 @@ def run_slot(communicator, weights, traced, mesh, name, batch, length):
     rig.executor.constants = dict(traced.constants)
     ids = torch.randint(0, 40, (batch, length), generator=torch.Generator().manual_seed(1))
     whole = {item.name: ids for item in traced.graph.inputs}
-    loss, _ = rig.executor.run(0, {n: rig.local(0, w) for n, w in whole.items()})
+    loss, _ = rig.executor.run(0, {n: rig.local(0, w).clone() for n, w in whole.items()})
     stay = [state.local for state in rig.store.states.values()]
     stay += [copy for state in rig.store.states.values() for copy in state.copies.values()]
     stay += list(rig.executor.constants.values())
@@ -84,7 +84,8 @@ def test_saved_bytes_are_those_that_autograd_keeps(model, mesh, name, batch, len
     stated = memory.kept_bytes({"B": batch, "S": length})
     for store, stay, _ in results:
         seen = sum(size for at, size in kept[id(store)].items() if at not in stay)
-        assert stated == pytest.approx(seen, rel=0.003)
+        spare = 8 if batch == 2 else 0  # one document a rank: its targets are a view
+        assert stated <= seen <= stated + spare
 
 
 def table(mesh, scheme, names=("data",), layers=1):
