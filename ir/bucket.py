@@ -7,7 +7,7 @@ from typing import Final
 
 from shardwise.ir.curve import parse_checked
 from shardwise.ir.errors import InvalidValueError
-from shardwise.ir.scanner import Scanner, shown
+from shardwise.ir.scanner import Scanner, check_kinds, shown
 
 DIM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 MAX_LENGTH: Final = 2**40
@@ -27,7 +27,7 @@ def check_dims(dims: tuple[str, ...], what: str) -> None:
                 f"length dim {shown(dim)} of {what} is not a name like S or S_src; rename it"
             )
     if len(set(dims)) != len(dims):
-        raise InvalidValueError(f"{what} has dims {', '.join(dims)}; give each once")
+        raise InvalidValueError(f"{what} has dims {shown(dims)}; give each once")
 
 
 def check_bounds(low: object, high: object, what: str) -> None:
@@ -92,8 +92,7 @@ class Bucket:
     ranges: tuple[Band, ...]
 
     def __post_init__(self) -> None:
-        if type(self.ranges) is not tuple:
-            raise InvalidValueError(f"a bucket has ranges {shown(self.ranges)}; give a tuple")
+        check_kinds(self.ranges, Band, "ranges of a bucket")
         check_dims(self.dims, "a bucket")
 
     @property

@@ -8,7 +8,7 @@ from typing import Final
 from shardwise.ir.bucket import Bucket
 from shardwise.ir.errors import InvalidValueError, ParseError
 from shardwise.ir.prices import Prices
-from shardwise.ir.scanner import made, shown
+from shardwise.ir.scanner import check_kind, check_kinds, made, shown
 
 MAX_PADDED: Final = 4
 """Most padded shapes of a bucket: each is compiled, checked for memory and priced."""
@@ -37,7 +37,9 @@ class PaddedShape:
         legal = type(self.sizes) is tuple and all(
             type(pair) is tuple
             and len(pair) == 2
+            and type(pair[0]) is str
             and type(pair[1]) is int
+            and pair[1] < 10**18
             and _SIZE.fullmatch(f"{pair[0]}={pair[1]}")
             for pair in self.sizes
         )
@@ -105,7 +107,7 @@ class BucketPlan:
 
     Padded shapes are 1 to 4, distinct, ascending, over the bucket's dims in its order; one of
     them holds the bucket's longest document and each holds some document of it. Neighbouring
-    runs differ. Both prices are finite and >= 0 for a full slot at every padded shape. Text:
+    runs differ. Both prices are finite and > 0 for a full slot at every padded shape. Text:
     the parts with ` | ` between them. Raises InvalidValueError whose message begins with the
     field.
     """
@@ -124,6 +126,11 @@ class BucketPlan:
     """Peak bytes per rank while the slot runs, of the documents of all replicas."""
 
     def __post_init__(self) -> None:
+        check_kind(self.bucket, Bucket, "bucket: it")
+        check_kinds(self.padded, PaddedShape, "padded: they")
+        check_kinds(self.runs, StrategyRun, "runs: they")
+        check_kind(self.time, Prices, "time_s: it")
+        check_kind(self.peak, Prices, "peak_bytes_per_rank: it")
         for what in ("batch_degree", "seats"):
             number = getattr(self, what)
             if type(number) is not int or not 1 <= number < 10**18:
@@ -143,10 +150,10 @@ class BucketPlan:
                     price = self.price_of(prices, shape)
                 except InvalidValueError as error:
                     raise InvalidValueError(f"{what}: {error}") from None
-                if not 0 <= price < math.inf:
+                if not 0 < price < math.inf:
                     raise InvalidValueError(
                         f"{what}: the price at {shape} with {self.documents_per_slot} "
-                        f"documents is {price!r}; it must be finite and >= 0, fit the "
+                        f"documents is {shown(price)}; it must be finite and > 0, fit the "
                         "coefficients again"
                     )
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeVar
@@ -196,16 +197,17 @@ def checked_gap(gap: object, *, step_s: float, bound_s: float) -> float:
     A step below its bound is an error too: one of the two is wrong.
     """
     number = isinstance(gap, int | float) and not isinstance(gap, bool)
-    if not number or not 0 <= gap < math.inf:  # type: ignore[operator]
+    if not number or not 0 <= gap <= sys.float_info.max:  # type: ignore[operator]
         raise InvalidValueError(f"gap: {shown(gap)} is given; give a finite number >= 0")
     if step_s < bound_s * (1 - GAP_TOLERANCE):
         raise InvalidValueError(
-            f"bound_s: {bound_s!r} is over step_s {step_s!r}; no plan is faster than its bound"
+            f"bound_s: {shown(bound_s)} is over step_s {shown(step_s)}; no plan is faster than "
+            "its bound"
         )
     true_gap = max(0.0, step_s / bound_s - 1)
     if not abs(gap - true_gap) <= GAP_TOLERANCE * (1 + true_gap) < math.inf:  # type: ignore[operator]
         raise InvalidValueError(
-            f"gap: {gap!r} is given, but step_s / bound_s - 1 is {true_gap!r}; give that"
+            f"gap: {shown(gap)} is given, but step_s / bound_s - 1 is {true_gap!r}; give that"
         )
     return float(gap)  # type: ignore[arg-type]
 

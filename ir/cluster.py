@@ -8,7 +8,7 @@ from typing import Final
 
 from shardwise.ir.curve import parse_checked
 from shardwise.ir.errors import InvalidValueError
-from shardwise.ir.scanner import Scanner, shown
+from shardwise.ir.scanner import Scanner, check_kinds, shown
 from shardwise.ir.span import LINK_NAME, Span, check_count, check_link_name
 
 PROFILE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
@@ -95,6 +95,7 @@ class Cluster:
             raise InvalidValueError(
                 f"cluster {self.name} has levels {shown(self.levels)}; give a tuple of some"
             )
+        check_kinds(self.levels, Level, f"levels of cluster {self.name}")
         names = [level.name for level in self.levels]
         if len(set(names)) != len(names):
             raise InvalidValueError(
@@ -105,13 +106,13 @@ class Cluster:
             check_count(self.memory_limit_bytes, f"memory_limit_bytes of cluster {self.name}")
         if self.world_size > MAX_RANKS:
             raise InvalidValueError(
-                f"cluster {self.name} has {self.world_size} ranks; at most {MAX_RANKS} can be "
-                "planned, lower a size"
+                f"cluster {self.name} has {shown(self.world_size)} ranks; at most {MAX_RANKS} "
+                "can be planned, lower a size"
             )
         if self.world_size % self.ranks_per_device:
             raise InvalidValueError(
-                f"{self.name}: {self.world_size} ranks, {self.ranks_per_device} on each, leave "
-                "a device half used; change ranks_per_device or a size"
+                f"{self.name}: {self.world_size} ranks, {shown(self.ranks_per_device)} on each, "
+                "leave a device half used; change ranks_per_device or a size"
             )
 
     @property

@@ -7,6 +7,7 @@ source that begins with `assumption:`.
 
 import math
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,10 +72,9 @@ def check_source(source: object, what: str) -> None:
 
 def check_float(value: object, what: str) -> float:
     """`value` as a finite, non-negative float; raises InvalidValueError."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value)
-        if math.isfinite(number) and number >= 0:
-            return abs(number)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and 0 <= value <= sys.float_info.max:  # type: ignore[operator]
+        return abs(float(value))  # type: ignore[arg-type]
     raise InvalidValueError(f"{what} is {shown(value)}; give a finite number that is not negative")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from shardwise.ir.errors import InvalidValueError
+from shardwise.ir.scanner import shown
 
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     {
@@ -39,7 +40,7 @@ def check_dtype(name: str) -> str:
     """Return `name` if it is a known element type; raises InvalidValueError otherwise."""
     if not isinstance(name, str) or name not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
-        raise InvalidValueError(f"dtype {name!r} is not known; use one of {known}")
+        raise InvalidValueError(f"dtype {shown(name)} is not known; use one of {known}")
     return name
 
 

@@ -16,13 +16,14 @@ from shardwise.ir.expression_text import Size as Size
 from shardwise.ir.expression_text import format_expression as format_expression
 from shardwise.ir.expression_text import parse_expression as parse_expression
 from shardwise.ir.expression_text import symbol as symbol
+from shardwise.ir.scanner import shown
 
 
 def as_size(value: Size) -> Size:
     """`value`, sympy integers turned into ints; raises InvalidValueError for other types."""
     if isinstance(value, bool) or not isinstance(value, int | sympy.Expr):
         raise InvalidValueError(
-            f"size {value!r} is a {type(value).__name__}; use an int or an expression"
+            f"size {shown(value)} is a {type(value).__name__}; use an int or an expression"
         )
     return int(value) if isinstance(value, sympy.Integer) else value
 
@@ -102,5 +103,5 @@ def _positive(name: str, value: int) -> int:
     except TypeError:
         number = None
     if number is None or number < 1:
-        raise InvalidValueError(f"size {name}={value!r} is not an integer of at least 1")
+        raise InvalidValueError(f"size {name}={shown(value)} is not an integer of at least 1")
     return number

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import sympy
 
 from shardwise.ir.errors import InvalidValueError, ParseError
+from shardwise.ir.scanner import shown
 
 Size: TypeAlias = int | sympy.Expr
 """A dim's size or another count: an int when it is known, else an expression."""
@@ -43,11 +44,13 @@ def symbol(name: str) -> sympy.Symbol:
     """The positive integer symbol `name`; raises InvalidValueError unless it can be a name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _FUNCTIONS:
         raise InvalidValueError(
-            f"symbol {name!r} is not an ASCII identifier other than {', '.join(_FUNCTIONS)}; "
+            f"symbol {shown(name)} is not an ASCII identifier other than {', '.join(_FUNCTIONS)}; "
             "use a name like B or S_src"
         )
     if keyword.iskeyword(name):
-        raise InvalidValueError(f"symbol {name!r} is a Python keyword; use a name like B or S_src")
+        raise InvalidValueError(
+            f"symbol {shown(name)} is a Python keyword; use a name like B or S_src"
+        )
     return sympy.Symbol(name, integer=True, positive=True)
 
 
@@ -60,7 +63,7 @@ def parse_expression(text: str) -> sympy.Expr:
     `a // b` is floor(a / b), `a % b` is Mod(a, b). Exponents are integer literals.
     """
     if not isinstance(text, str):
-        raise ParseError(f"expression {text!r} is not text; {_FORM}")
+        raise ParseError(f"expression {shown(text)} is not text; {_FORM}")
     if len(text) > MAX_TEXT_LENGTH:
         raise ParseError(
             f"expression has {len(text)} characters, at most {MAX_TEXT_LENGTH} are read"
@@ -98,7 +101,7 @@ class _Reader:
                 return self.number(value)
             case ast.Name(id=name):
                 if name in _FUNCTIONS or not _NAME.fullmatch(name):
-                    raise self.fail(f"{name!r} is not a symbol name")
+                    raise self.fail(f"{shown(name)} is not a symbol name")
                 return symbol(name)
             case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand):
                 value = self.read(operand, power, depth - 1)
@@ -124,9 +127,9 @@ class _Reader:
 
     def number(self, value: object) -> sympy.Expr:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.fail(f"{value!r} is not a number")
+            raise self.fail(f"{shown(value)} is not a number")
         if isinstance(value, float) and not math.isfinite(value):
-            raise self.fail(f"{value!r} is not finite")
+            raise self.fail(f"{shown(value)} is not finite")
         return sympy.Integer(value) if isinstance(value, int) else sympy.Float(value)
 
     def power(self, base: ast.expr, exponent: ast.expr, power: int, depth: int) -> sympy.Expr:
@@ -158,7 +161,7 @@ class _Reader:
 
     def call(self, name: str, args: list[ast.expr], power: int, depth: int) -> sympy.Expr:
         if name not in _FUNCTIONS:
-            raise self.fail(f"function {name!r} is not known")
+            raise self.fail(f"function {shown(name)} is not known")
         function, fewest, most = _FUNCTIONS[name]
         if not fewest <= len(args) <= most:
             raise self.fail(f"{name} takes {fewest} to {most} arguments, not {len(args)}")
@@ -184,7 +187,7 @@ def format_expression(expression: Size | float) -> str:
     foreign symbols and functions. Terms stand by falling degree, then by their text.
     """
     if isinstance(expression, bool) or not isinstance(expression, int | float | sympy.Expr):
-        raise InvalidValueError(f"{expression!r} is not an expression; use an int or sympy")
+        raise InvalidValueError(f"{shown(expression)} is not an expression; use an int or sympy")
     if not isinstance(expression, sympy.Expr):
         expression = sympy.sympify(expression)
     text = _text(_check_atoms(expression, InvalidValueError))

@@ -17,7 +17,7 @@ from shardwise.ir.curve import Constant, Curve, parse_checked
 from shardwise.ir.dtype import check_dtype
 from shardwise.ir.errors import InvalidValueError, MismatchError, UnsupportedError
 from shardwise.ir.link import LinkClass
-from shardwise.ir.scanner import Scanner, shown
+from shardwise.ir.scanner import Scanner, check_kind, check_kinds, check_pairs, shown
 from shardwise.ir.software import check_device
 from shardwise.ir.span import Span
 
@@ -66,12 +66,16 @@ class HardwareProfile:
         check_device(self.device, self.name)
         for field, unit in _UNITS.items():
             constant: Constant = getattr(self, field)
+            check_kind(constant, Constant, f"{field} of {self.name}")
             if constant.unit != unit:
                 raise InvalidValueError(
                     f"{field} of {self.name} is in {constant.unit}; give it in {unit}"
                 )
         if self.memory_bytes.value == 0 or self.memory_bandwidth.value == 0:
             raise InvalidValueError(f"{self.name} has no memory; give bytes and bandwidth")
+        check_kinds(self.links, LinkClass, f"links of {self.name}")
+        check_pairs(self.peak_flops_per_s, Constant, f"peaks of {self.name}")
+        check_pairs(self.efficiency, Curve, f"efficiencies of {self.name}")
         for dtype, peak in self.peak_flops_per_s:
             check_dtype(dtype)
             if peak.unit != "FLOP/s" or peak.value == 0:

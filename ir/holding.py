@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from shardwise.ir.index_set import IndexSet
-from shardwise.ir.placement import Cut, Select, positions
+from shardwise.ir.placement import Cut, Select, kept_count, positions
 
 Link: TypeAlias = tuple[Cut, int, int]
 """A cut, the number of ranks on its axis, and the coordinate on it."""
@@ -28,7 +28,7 @@ def held(chain: Chain, size: int) -> IndexSet:
 def local_size(chain: Chain, size: int) -> int:
     """`held(chain, size).count()`, without the intervals of the result."""
     for cut, ranks, coordinate in chain:
-        size = positions(cut, size, coordinate, ranks).count()
+        size = kept_count(cut, size, coordinate, ranks)
     return size
 
 

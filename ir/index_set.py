@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.ir.errors import InvalidValueError, ParseError
+from shardwise.ir.scanner import check_text, shown
 
 Interval = tuple[int, int]
 """Half-open [start, stop)."""
@@ -32,9 +33,10 @@ class IndexSet:
     def __post_init__(self) -> None:
         end = -1
         for start, stop in self.intervals:
-            if not (end < start < stop):
+            if type(start) is not int or type(stop) is not int or not end < start < stop:
                 raise InvalidValueError(
-                    f"intervals {self.intervals} are not sorted, apart, non-empty, from 0 on; "
+                    f"intervals {shown(self.intervals)} are not sorted, apart, non-empty, from 0 "
+                    "on; "
                     "build the set with IndexSet.from_intervals"
                 )
             end = stop
@@ -172,12 +174,12 @@ class IndexSet:
     @classmethod
     def parse(cls, text: str) -> "IndexSet":
         """Inverse of `str`; raises ParseError."""
-        if text == "-":
+        if check_text(text, "an index set", "0:4,8:12 or -") == "-":
             return cls(())
         matches = [_INTERVAL.fullmatch(word) for word in text.split(",")]
         try:
             if all(matches):
                 return cls(tuple((int(match[1]), int(match[2])) for match in matches if match))
         except InvalidValueError as error:
-            raise ParseError(f"index set {text!r}: {error}") from error
-        raise ParseError(f"index set {text!r} does not parse; expected 0:4,8:12 or -")
+            raise ParseError(f"index set {shown(text)}: {error}") from error
+        raise ParseError(f"index set {shown(text)} does not parse; expected 0:4,8:12 or -")

@@ -16,6 +16,7 @@ from shardwise.ir.placement import Replicate as Replicate
 from shardwise.ir.placement import Select as Select
 from shardwise.ir.placement import Shard as Shard
 from shardwise.ir.placement import parse_placement, placement_at
+from shardwise.ir.scanner import check_text, shown
 
 Shape = tuple[int, ...]
 Entry = tuple[str, Placement]
@@ -44,30 +45,34 @@ class Layout:
             isinstance(entry, tuple) and len(entry) == 2 for entry in self.entries
         ):
             raise InvalidValueError(
-                f"layout entries {self.entries!r}: give a tuple of (axis, placement) pairs"
+                f"layout entries {shown(self.entries)}: give a tuple of (axis, placement) pairs"
             )
         names = [name for name, _ in self.entries]
         for name, placement in self.entries:
             if not isinstance(name, str) or not _AXIS.fullmatch(name):
-                raise InvalidValueError(f"layout axis {name!r} is not [a-z][a-z0-9_]*; rename it")
+                raise InvalidValueError(
+                    f"layout axis {shown(name)} is not [a-z][a-z0-9_]*; rename it"
+                )
             if not isinstance(placement, Partial | Shard | Select):
                 raise InvalidValueError(
-                    f"layout entry {name}:{placement} is no Partial, Shard or Select; "
+                    f"layout entry {name}:{shown(str(placement))} is no Partial, Shard or Select; "
                     "leave replicated axes out"
                 )
         if len(set(names)) != len(names):
             raise InvalidValueError(
-                f"layout names an axis twice: {', '.join(names)}; give each axis one placement"
+                f"layout names an axis twice: {shown(names)}; give each axis one placement"
             )
         selected = [p.dim for _, p in self.entries if isinstance(p, Select)]
         if len(set(selected)) != len(selected):
             raise InvalidValueError(
-                f"layout '{self}' selects twice from one dim, so that what copies share would "
+                f"layout {shown(str(self))} selects twice from one dim, so that what copies "
+                "share would "
                 "depend on the rank; use one Select, or a Shard for the other axis"
             )
         if len({p.op if isinstance(p, Partial) else "sum" for _, p in self.addends}) > 1:
             raise InvalidValueError(
-                f"layout '{self}' has addends of different ops, whose order would matter; "
+                f"layout {shown(str(self))} has addends of different ops, whose order would "
+                "matter; "
                 "combine those of one op first"
             )
 
@@ -169,7 +174,7 @@ class Layout:
     @classmethod
     def parse(cls, text: str) -> "Layout":
         """Inverse of `str`; raises ParseError."""
-        words = text.split()
+        words = check_text(text, "a layout", "R or 'x0:S(1) data:P'").split()
         if words == [_REPLICATED]:
             return cls(())
         entries: list[Entry] = []
@@ -177,7 +182,8 @@ class Layout:
             name, colon, placement = word.partition(":")
             if not colon:
                 raise ParseError(
-                    f"layout {text!r}: {word!r} is no axis:placement; expected R, or entries "
+                    f"layout {shown(text)}: {shown(word)} is no axis:placement; expected R, or "
+                    "entries "
                     "like x0:S(1) data:P"
                 )
             entries.append((name, parse_placement(placement)))
@@ -186,7 +192,7 @@ class Layout:
         try:
             return cls(tuple(entries))
         except InvalidValueError as error:
-            raise ParseError(f"layout {text!r}: {error}") from error
+            raise ParseError(f"layout {shown(text)}: {error}") from error
 
 
 # --- relations --------------------------------------------------------------------------------
@@ -238,7 +244,8 @@ def to_dtensor_placements(layout: Layout, mesh: Mesh) -> tuple[tuple[str, int | 
         names = [name for name, _ in kept.cuts(dim)]
         if names != sorted(names, key=order.__getitem__):
             raise UnsupportedError(
-                f"layout '{layout}' cuts dim {dim} in the order {', '.join(names)}; DTensor "
+                f"layout {shown(str(layout))} cuts dim {dim} in the order {', '.join(names)}; "
+                "DTensor "
                 f"cuts in mesh order {', '.join(mesh.axis_names)}; reorder the mesh axes"
             )
     result: list[tuple[str, int | str]] = []
@@ -252,7 +259,8 @@ def to_dtensor_placements(layout: Layout, mesh: Mesh) -> tuple[tuple[str, int | 
             result.append(("shard", placement.dim))
         else:
             raise UnsupportedError(
-                f"layout '{layout}' has {name}:{placement}, which no public DTensor placement "
+                f"layout {shown(str(layout))} has {name}:{placement}, which no public DTensor "
+                "placement "
                 "expresses; store the sections as separate tensors with plain shards"
             )
     return tuple(result)
@@ -283,10 +291,15 @@ def _volume(sets: tuple[IndexSet, ...]) -> int:
 
 
 def _check_dims(layout: Layout, shape: Shape) -> None:
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise InvalidValueError(
+            f"a tensor of shape {shown(shape)}: sizes are ints of at least 0; convert them"
+        )
     for dim in layout.cut_dims:
         if dim >= len(shape):
             raise InvalidValueError(
-                f"layout '{layout}' cuts dim {dim} of a tensor of shape {shape}, which has "
+                f"layout {shown(str(layout))} cuts dim {dim} of a tensor of shape {shape}, which "
+                "has "
                 f"{len(shape)} dims; use another layout"
             )
 

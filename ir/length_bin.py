@@ -11,7 +11,7 @@ from shardwise.ir.bucket import check_bounds
 from shardwise.ir.curve import check_float, number_text, parse_checked, scan_number
 from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.length_law import LengthLaw, length_law
-from shardwise.ir.scanner import Scanner
+from shardwise.ir.scanner import Scanner, check_kind
 
 _SLACK: Final = 1e-6
 """Relative: how far rounded tokens may lie outside what the bounds allow."""
@@ -34,6 +34,8 @@ class LengthBin:
     """Of all the documents together, by dim, in tokens per unit of `documents`."""
 
     def __post_init__(self) -> None:
+        for what in ("low", "high", "tokens"):
+            check_kind(getattr(self, what), tuple, f"{what} of a bin")
         rank = len(self.low)
         if rank == 0 or len(self.high) != rank or len(self.tokens) != rank:
             raise InvalidValueError(

@@ -21,7 +21,7 @@ from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.length_bin import LengthBin, first_disorder
 from shardwise.ir.length_law import quantiles
 from shardwise.ir.length_samples import check_edges, check_samples, geometric_edges
-from shardwise.ir.scanner import Scanner, quote_string, shown
+from shardwise.ir.scanner import Scanner, check_kinds, quote_string, shown
 
 PERCENTS: Final = (1.0, 5.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 100.0)
 """Percentages of the percentile table."""
@@ -71,8 +71,7 @@ class Lengths:
         object.__setattr__(self, "empty_documents", empty)
         if not isinstance(self.source, str) or not self.source.isprintable():
             raise InvalidValueError(f"source {shown(self.source)} is not one line; shorten it")
-        if type(self.bins) is not tuple:
-            raise InvalidValueError(f"bins are {shown(self.bins)}; give a tuple of LengthBin")
+        check_kinds(self.bins, LengthBin, "bins")
         for item in self.bins:
             if len(item.low) != len(self.dims):
                 raise InvalidValueError(

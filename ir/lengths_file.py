@@ -25,11 +25,12 @@ import numpy as np
 
 from shardwise.ir.bucket import DIM_NAME, MAX_LENGTH
 from shardwise.ir.curve import number_text
-from shardwise.ir.errors import FileFormatError, InvalidValueError
+from shardwise.ir.errors import FileFormatError, InvalidValueError, ParseError
 from shardwise.ir.length_bin import LengthBin, first_disorder
 from shardwise.ir.length_law import length_law
 from shardwise.ir.length_samples import LengthArray, check_samples
 from shardwise.ir.lengths import Lengths
+from shardwise.ir.prices import parse_number
 from shardwise.ir.scanner import shown
 
 _FORM: Final = "'S_low,S_high,documents,S_tokens'"
@@ -41,7 +42,7 @@ def read_lengths(path: str | Path) -> Lengths:
     """The histogram in a CSV file; raises FileFormatError naming the line and the remedy."""
     lines = _read_text(path).splitlines()
     sources = [match[1] for line in lines if (match := _SOURCE.fullmatch(line.strip()))]
-    rows = _rows(lines)
+    rows = _rows(path, lines)
     try:
         number, header = next(rows)
     except StopIteration:
@@ -162,12 +163,12 @@ def _fail(path: str | Path, number: int, problem: str) -> NoReturn:
     raise FileFormatError(f"{path}:{number}: {problem}")
 
 
-def _rows(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: str | Path, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
     """Line numbers and cells of the lines that are neither blank nor comments."""
     for number, line in enumerate(lines, start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             if len(line) > MAX_LINE:
-                raise FileFormatError(f"line {number} has {len(line)} characters; repair the file")
+                _fail(path, number, f"the line has {len(line)} characters; repair the file")
             yield number, [cell.strip() for cell in next(csv.reader([line]))]
 
 
@@ -215,8 +216,8 @@ def _whole(path: str | Path, number: int, name: str, text: str) -> int:
 
 def _number(path: str | Path, number: int, name: str, text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
+        value = parse_number(text)
+    except ParseError:
         value = math.nan
     if not math.isfinite(value) or value < 0:
         _fail(path, number, f"{name} is {shown(text)}; give a finite number of at least 0")

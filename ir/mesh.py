@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.ir.errors import InvalidValueError, ParseError
+from shardwise.ir.scanner import check_text, shown
 
 STAGE = "stage"
 """Name of the pipeline axis; the first axis where there is one."""
@@ -40,17 +41,17 @@ class MeshAxis:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise InvalidValueError(
-                f"mesh axis name {self.name!r} is not [a-z][a-z0-9_]*; use a name like x0"
+                f"mesh axis name {shown(self.name)} is not [a-z][a-z0-9_]*; use a name like x0"
             )
         if self.name == _RANKS:
             raise InvalidValueError("mesh axis name 'ranks' is reserved; use a name like x0")
         if type(self.size) is not int or not 1 <= self.size < 10**9:
             raise InvalidValueError(
-                f"mesh axis {self.name} has size {self.size!r}; use an int of at least 1"
+                f"mesh axis {self.name} has size {shown(self.size)}; use an int of at least 1"
             )
         if not isinstance(self.link, str) or not _LINK.fullmatch(self.link):
             raise InvalidValueError(
-                f"mesh axis {self.name} has link {self.link!r}, not [a-z][a-z0-9_-]*; "
+                f"mesh axis {self.name} has link {shown(self.link)}, not [a-z][a-z0-9_-]*; "
                 "use a link class like nvlink"
             )
 
@@ -60,13 +61,13 @@ class MeshAxis:
     @classmethod
     def parse(cls, text: str) -> "MeshAxis":
         """Inverse of `str`; raises ParseError."""
-        match = _AXIS.fullmatch(text)
+        match = _AXIS.fullmatch(check_text(text, "a mesh axis", "x0=4@nvlink"))
         if match is None:
-            raise ParseError(f"mesh axis {text!r} does not parse; expected like x0=4@nvlink")
+            raise ParseError(f"mesh axis {shown(text)} does not parse; expected like x0=4@nvlink")
         try:
             return cls(match[1], int(match[2]), match[3])
         except InvalidValueError as error:
-            raise ParseError(f"mesh axis {text!r}: {error}") from error
+            raise ParseError(f"mesh axis {shown(text)}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +87,20 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if not isinstance(self.axes, tuple) or not all(isinstance(a, MeshAxis) for a in self.axes):
-            raise InvalidValueError(f"mesh axes {self.axes!r} are not a tuple of MeshAxis")
+            raise InvalidValueError(f"mesh axes {shown(self.axes)} are not a tuple of MeshAxis")
         names = self.axis_names
         if len(set(names)) != len(names):
-            raise InvalidValueError(f"mesh axes {', '.join(names)} repeat a name; rename one")
+            raise InvalidValueError(f"mesh axes {shown(names)} repeat a name; rename one")
         if STAGE in names[1:]:
-            raise InvalidValueError(f"mesh axes {', '.join(names)}: put stage first")
+            raise InvalidValueError(f"mesh axes {shown(names)}: put stage first")
         if DATA in names[:-1]:
-            raise InvalidValueError(f"mesh axes {', '.join(names)}: put data last")
+            raise InvalidValueError(f"mesh axes {shown(names)}: put data last")
         if not self.rank_order:
             object.__setattr__(self, "rank_order", _default_order(names))
         if not isinstance(self.rank_order, tuple) or sorted(self.rank_order) != sorted(names):
             raise InvalidValueError(
-                f"rank order {self.rank_order!r} does not name each axis of the mesh once; "
-                f"use an order of {', '.join(names)}"
+                f"rank order {shown(self.rank_order)} does not name each axis of the mesh once; "
+                f"use an order of {shown(names)}"
             )
 
     # --- shape ------------------------------------------------------------------------------
@@ -120,7 +121,8 @@ class Mesh:
             if axis.name == name:
                 return axis
         raise InvalidValueError(
-            f"mesh '{self}' has no axis {name!r}; it has {', '.join(self.axis_names) or 'none'}"
+            f"mesh {shown(str(self))} has no axis {shown(name)}; it has "
+            f"{shown(', '.join(self.axis_names)) if self.axes else 'none'}"
         )
 
     def group_size(self, axis_names: tuple[str, ...]) -> int:
@@ -144,7 +146,8 @@ class Mesh:
         """`coordinates` without the names: one int per axis, in parameter order."""
         if type(rank) is not int or not 0 <= rank < self.world_size:
             raise InvalidValueError(
-                f"rank {rank!r} is not in mesh '{self}'; use 0 to {self.world_size - 1}"
+                f"rank {shown(rank)} is not in mesh {shown(str(self))}; use 0 to "
+                f"{self.world_size - 1}"
             )
         return tuple(
             rank // stride % axis.size
@@ -153,19 +156,20 @@ class Mesh:
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """Global rank at the coordinates; inverse of `coordinates`."""
-        if set(coordinates) != set(self.axis_names):
+        if not isinstance(coordinates, Mapping) or set(coordinates) != set(self.axis_names):
             raise InvalidValueError(
-                f"coordinates {dict(coordinates)} do not name the axes of mesh '{self}'; "
-                f"use {', '.join(self.axis_names)}"
+                f"coordinates {shown(coordinates)} do not name the axes of mesh "
+                f"{shown(str(self))}; use a mapping with {shown(self.axis_names)}"
             )
         total = 0
         for axis, stride in zip(self.axes, _strides(self), strict=True):
-            if not 0 <= coordinates[axis.name] < axis.size:
+            at = coordinates[axis.name]
+            if type(at) is not int or not 0 <= at < axis.size:
                 raise InvalidValueError(
-                    f"coordinate {axis.name}={coordinates[axis.name]} is not in mesh '{self}'; "
-                    f"use 0 to {axis.size - 1}"
+                    f"coordinate {axis.name}={shown(at)} is not in mesh {shown(str(self))}; "
+                    f"use an int from 0 to {axis.size - 1}"
                 )
-            total += coordinates[axis.name] * stride
+            total += at * stride
         return total
 
     def rank_grid(self) -> npt.NDArray[np.int64]:
@@ -191,9 +195,9 @@ class Mesh:
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """Global ranks of a pipeline stage; entry r is rank r of `without_stage()`."""
         if STAGE not in self.axis_names:
-            if stage == 0:
+            if type(stage) is int and stage == 0:
                 return tuple(range(self.world_size))
-            raise InvalidValueError(f"mesh '{self}' has no stage axis; use stage 0")
+            raise InvalidValueError(f"mesh {shown(str(self))} has no stage axis; use stage 0")
         inner = self.without_stage()
         return tuple(
             self.rank({STAGE: stage, **inner.coordinates(rank)}) for rank in range(inner.world_size)
@@ -210,18 +214,18 @@ class Mesh:
     @classmethod
     def parse(cls, text: str) -> "Mesh":
         """Inverse of `str`; raises ParseError."""
-        words = text.split()
+        words = check_text(text, "a mesh", "'x0=4@nvlink data=2@ib'").split()
         if words == ["1"]:
             return cls(())
         order: tuple[str, ...] = ()
         if words and words[-1].startswith(f"{_RANKS}="):
             order = tuple(words.pop().removeprefix(f"{_RANKS}=").split(","))
         if not words:
-            raise ParseError(f"mesh {text!r} has no axis; {_FORM}")
+            raise ParseError(f"mesh {shown(text)} has no axis; {_FORM}")
         try:
             return cls(tuple(MeshAxis.parse(word) for word in words), order)
         except (InvalidValueError, ParseError) as error:
-            raise ParseError(f"mesh {text!r} does not parse: {error}; {_FORM}") from error
+            raise ParseError(f"mesh {shown(text)} does not parse: {error}; {_FORM}") from error
 
 
 def _default_order(names: tuple[str, ...]) -> tuple[str, ...]:

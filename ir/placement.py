@@ -20,6 +20,7 @@ from shardwise.ir.expression import (
     parse_expression,
 )
 from shardwise.ir.index_set import IndexSet, Interval
+from shardwise.ir.scanner import check_text, shown
 
 REDUCE_OPS: tuple[str, ...] = ("sum", "max", "min")
 """What the addends of a Partial are combined by."""
@@ -32,6 +33,10 @@ _FORM = (
     "expected R, P, P(max), P(min), S(1), S(0,outer=3), S(0,sections=64/32/32), "
     "I(0,0:64/0:64/64:128) or I(0,0:64/0:64,partial)"
 )
+
+
+MAX_SECTIONS = 1 << 20
+"""Most sections whose index sets are made: each is an interval of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Partial:
     def __post_init__(self) -> None:
         if self.op not in REDUCE_OPS:
             raise InvalidValueError(
-                f"Partial op {self.op!r} is not known; use one of {', '.join(REDUCE_OPS)}"
+                f"Partial op {shown(self.op)} is not known; use one of {', '.join(REDUCE_OPS)}"
             )
 
     def __str__(self) -> str:
@@ -79,33 +84,51 @@ class Shard:
     def __post_init__(self) -> None:
         _check_dim("Shard", self.dim)
         object.__setattr__(self, "outer", as_size(self.outer))
-        if isinstance(self.outer, int) and self.outer < 1:
-            raise InvalidValueError(f"Shard({self.dim}) has outer={self.outer}; use at least 1")
+        if isinstance(self.outer, int) and not 1 <= self.outer < 10**18:
+            raise InvalidValueError(
+                f"Shard({self.dim}) has outer={shown(self.outer)}; use 1 to 10**18 - 1"
+            )
         if not isinstance(self.sections, tuple):
             raise InvalidValueError(
-                f"Shard({self.dim}) has sections={self.sections!r}; give a tuple of ints"
+                f"Shard({self.dim}) has sections={shown(self.sections)}; give a tuple of ints"
             )
         if not self.sections:
             return
         if self.outer != 1:
             raise InvalidValueError(
-                f"Shard({self.dim}) has outer={self.outer} and sections={self.sections}; "
+                f"Shard({self.dim}) has outer={shown(self.outer)} and "
+                f"sections={shown(self.sections)}; "
                 "give one of the two"
             )
-        if len(self.sections) < 2 or any(type(n) is not int or n < 1 for n in self.sections):
+        if len(self.sections) < 2 or not all(map(_is_size, self.sections)):
             raise InvalidValueError(
-                f"Shard({self.dim}) has sections={self.sections}; give two or more ints >= 1"
+                f"Shard({self.dim}) has sections={shown(self.sections)}; give two or more ints "
+                "from 1 to 10**18 - 1"
             )
 
     def section_sizes(self, size: int) -> tuple[int, ...]:
-        """Sizes of the sections of a local dim of `size`; raises InvalidValueError if unfit."""
+        """Sizes of the sections of a local dim of `size`; raises InvalidValueError if unfit, and
+        for over MAX_SECTIONS of them."""
+        section, count = self.equal_sections(size)
+        if self.sections:
+            return self.sections
+        if count > MAX_SECTIONS:
+            raise InvalidValueError(
+                f"{self} cuts a local dim of {size} in {count} sections, over the {MAX_SECTIONS} "
+                "whose indices are listed; use another outer"
+            )
+        return (section,) * count
+
+    def equal_sections(self, size: int) -> tuple[int, int]:
+        """(size of a section, how many) of a local dim of `size`, (size, 1) with `sections`;
+        raises InvalidValueError if unfit."""
         if self.sections:
             if sum(self.sections) != size:
                 raise InvalidValueError(
-                    f"{self} needs a local dim of {sum(self.sections)}, not {size}; "
+                    f"{shown(str(self))} needs a local dim of {sum(self.sections)}, not {size}; "
                     "give sections that add up to it"
                 )
-            return self.sections
+            return size, 1
         if not isinstance(self.outer, int):
             raise InvalidValueError(f"{self} has a symbolic outer; give sizes with at() first")
         if size % self.outer:
@@ -113,7 +136,7 @@ class Shard:
                 f"{self} needs a local dim that {self.outer} divides, not {size}; "
                 "use another outer, or sections"
             )
-        return (size // self.outer,) * self.outer
+        return size // self.outer, self.outer
 
     def __str__(self) -> str:
         if self.sections:
@@ -145,19 +168,21 @@ class Select:
             for pair in self.intervals
         ):
             raise InvalidValueError(
-                f"Select({self.dim}) has intervals {self.intervals!r}; give a tuple of "
+                f"Select({self.dim}) has intervals {shown(self.intervals)}; give a tuple of "
                 "(start, stop) pairs of ints"
             )
         if type(self.partial) is not bool:
-            raise InvalidValueError(f"Select({self.dim}) has partial={self.partial!r}; give a bool")
+            raise InvalidValueError(
+                f"Select({self.dim}) has partial={shown(self.partial)}; give a bool"
+            )
         if not self.intervals or any(not 0 <= start < stop for start, stop in self.intervals):
             raise InvalidValueError(
-                f"Select({self.dim}) has intervals {self.intervals}; give one non-empty "
+                f"Select({self.dim}) has intervals {shown(self.intervals)}; give one non-empty "
                 "interval [start, stop) for each rank of the axis"
             )
         if IndexSet.from_intervals(self.intervals) != IndexSet.span(0, self.size):
             raise InvalidValueError(
-                f"Select({self.dim}) with intervals {self.intervals} leaves indices that no "
+                f"Select({self.dim}) with intervals {shown(self.intervals)} leaves indices that no "
                 "rank holds; cover the dim from 0 without gaps"
             )
 
@@ -178,9 +203,13 @@ Cut: TypeAlias = Shard | Select
 """The placements that leave a rank a part of a dim."""
 
 
+def _is_size(value: object) -> bool:
+    return type(value) is int and 1 <= value < 10**18
+
+
 def _check_dim(name: str, dim: int) -> None:
     if type(dim) is not int or not 0 <= dim < 10_000:
-        raise InvalidValueError(f"{name} has dim {dim!r}; use an int from 0 on")
+        raise InvalidValueError(f"{name} has dim {shown(dim)}; use an int from 0 on")
 
 
 def positions(placement: Cut, size: int, coordinate: int, ranks: int) -> IndexSet:
@@ -191,7 +220,8 @@ def positions(placement: Cut, size: int, coordinate: int, ranks: int) -> IndexSe
     if isinstance(placement, Select):
         if len(placement.intervals) != ranks or placement.size != size:
             raise InvalidValueError(
-                f"{placement} is for {len(placement.intervals)} ranks and a local dim of "
+                f"{shown(str(placement))} is for {len(placement.intervals)} ranks and a local "
+                "dim of "
                 f"{placement.size}, not {ranks} and {size}; give intervals that match"
             )
         return IndexSet.span(*placement.intervals[coordinate])
@@ -205,6 +235,15 @@ def positions(placement: Cut, size: int, coordinate: int, ranks: int) -> IndexSe
     return IndexSet.from_intervals(kept)
 
 
+def kept_count(placement: Cut, size: int, coordinate: int, ranks: int) -> int:
+    """`positions(...).count()`, at once for any number of equal sections."""
+    if isinstance(placement, Select) or placement.sections:
+        return positions(placement, size, coordinate, ranks).count()
+    section, count = placement.equal_sections(size)
+    chunk = -(-section // ranks)
+    return (min((coordinate + 1) * chunk, section) - min(coordinate * chunk, section)) * count
+
+
 def placement_at(placement: Placement, sizes: Mapping[str, int]) -> Placement:
     """The placement with `sizes` put into a symbolic outer."""
     if isinstance(placement, Shard) and isinstance(placement.outer, sympy.Expr):
@@ -215,9 +254,9 @@ def placement_at(placement: Placement, sizes: Mapping[str, int]) -> Placement:
 def parse_placement(text: str) -> Placement:
     """Inverse of `str` of any placement; raises ParseError."""
     try:
-        return _parse(text)
+        return _parse(check_text(text, "a placement", "S(1)"))
     except (InvalidValueError, ParseError) as error:
-        raise ParseError(f"placement {text!r} does not parse: {error}; {_FORM}") from error
+        raise ParseError(f"placement {shown(text)} does not parse: {error}; {_FORM}") from error
 
 
 def _parse(text: str) -> Placement:

@@ -81,6 +81,7 @@ RULES: Final[Mapping[str, Callable[["Plan"], Problems]]] = MappingProxyType(
             parts_have_their_types,
             shared.groups_are_over_the_mesh,
             shared.stages_cover_the_units,
+            shared.the_model_has_parameters,
             shared.parameters_rest_on_the_mesh,
             shared.copies_are_worth_their_lifetime,
             shared.optimizers_see_what_they_need,

@@ -61,6 +61,15 @@ def stages_cover_the_units(plan: "Plan") -> Problems:
         )
 
 
+def the_model_has_parameters(plan: "Plan") -> Problems:
+    """A model without a parameter has nothing to train."""
+    if plan.model.parameter_count < 1:
+        yield (
+            "model.parameter_count",
+            f"{plan.model.parameter_count} is given; plan a model with one parameter or more",
+        )
+
+
 def parameters_rest_on_the_mesh(plan: "Plan") -> Problems:
     """A name is chosen for once at most; layouts are over the mesh of a stage, without sizes."""
     overlap = first_overlap([choice.names for choice in plan.parameters])

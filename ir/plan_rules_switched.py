@@ -112,7 +112,7 @@ def the_certificate_holds_together(plan: "Plan") -> Problems:
         yield from raised("", partial(positive, getattr(plan, name), name))
     yield from raised("", lambda: checked_gap(plan.gap, step_s=plan.step_s, bound_s=plan.bound_s))
     if not 1 <= plan.free_switching_price < math.inf:
-        yield "free_switching_price", f"{plan.free_switching_price!r} is given; it is >= 1"
+        yield "free_switching_price", f"{shown(plan.free_switching_price)} is given; it is >= 1"
     count = plan.menu_strategies
     if type(count) is not int or not len(plan.strategies) <= count < 2**63:
         yield (

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Final
 
 from shardwise.ir.errors import InvalidValueError, ParseError
-from shardwise.ir.scanner import shown
+from shardwise.ir.scanner import check_text, shown
 
 _DIM: Final = r"[A-Za-z](?:[A-Za-z0-9_]*[A-Za-z_])?"
 _SUM: Final = re.compile(rf"(?P<dim>{_DIM})(?P<square>2?)", re.ASCII)
@@ -158,9 +158,10 @@ class Prices:
         pairs = tuple((str(monomial), checked[monomial]) for monomial in ordered)
         object.__setattr__(self, "coefficients", pairs)
         object.__setattr__(self, "fit_error", _finite(self.fit_error, "fit_error") + 0.0)
-        if self.fit_error < 0:
+        if not 0 <= self.fit_error < 1:
             raise InvalidValueError(
-                f"fit_error is {self.fit_error}: an error is >= 0; give |error|"
+                f"fit_error is {self.fit_error}: an error is from 0 to below 1, relative to the "
+                "price; fit with more monomials, or give |error|"
             )
 
     def __str__(self) -> str:
@@ -241,10 +242,11 @@ def _parse_monomial(text: str) -> Monomial:
 def parse_number(text: str) -> float:
     """The float that prints as `text` (ASCII, no underscores, no blanks); raises ParseError."""
     try:
+        check_text(text, "a number", "'1.5e-06'")
         if not text.isascii() or "_" in text or text != text.strip():
             raise ValueError
         return float(text)
-    except ValueError:
+    except ValueError:  # of which a ParseError is one
         raise ParseError(
             f"cannot parse {shown(text)} as a number: expected a form like '1.5e-06'"
         ) from None

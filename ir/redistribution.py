@@ -17,6 +17,7 @@ from shardwise.ir.layout import (
     Shard,
 )
 from shardwise.ir.mesh import Mesh
+from shardwise.ir.scanner import check_text, shown
 from shardwise.ir.value_layout import ValueLayout
 
 _STEP = re.compile(r"([a-z_]+)\(([a-z0-9_]+(?:,[a-z0-9_]+)*)\): (.+) -> (.+)")
@@ -69,22 +70,25 @@ class CollectiveStep:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", _kind(self.kind))
         if not self.axes or len(set(self.axes)) != len(self.axes):
-            raise InvalidValueError(f"step axes {self.axes!r}: name one or more, each once")
+            raise InvalidValueError(f"step axes {shown(self.axes)}: name one or more, each once")
         for axis in dict.fromkeys((*self.axes, *self.source.axes, *self.target.axes)):
             before, after = self.source.placement(axis), self.target.placement(axis)
             fits = _changes(self.kind, before, after) if axis in self.axes else before == after
             if not fits:
                 raise InvalidValueError(
-                    f"step '{self}' turns {axis} from {before} to {after}, which {self.kind} "
+                    f"step {shown(str(self))} turns {axis} from {before} to {after}, which "
+                    f"{self.kind} "
                     f"over {','.join(self.axes)} does not do; change the kind or the layouts"
                 )
         if self.kind in _REDUCTIONS and len({self.source.placement(a) for a in self.axes}) > 1:
-            raise InvalidValueError(f"step '{self}' reduces by several ops; use a step for each")
+            raise InvalidValueError(
+                f"step {shown(str(self))} reduces by several ops; use a step for each"
+            )
         for dim in {*self.source.cut_dims, *self.target.cut_dims}:
             sides = self._kept(self.source, dim), self._kept(self.target, dim)
             if sides[0] != sides[1] or None in sides:
                 raise InvalidValueError(
-                    f"step '{self}' changes a cut of dim {dim} that is not innermost; "
+                    f"step {shown(str(self))} changes a cut of dim {dim} that is not innermost; "
                     "gather the inner ones first"
                 )
         if not self.is_local and self.kind is not StepKind.ALL_REDUCE:
@@ -93,7 +97,8 @@ class CollectiveStep:
             order = tuple(axis for axis in side.axes if axis in self.axes)
             if len(dims) > 1 or order != self.axes:
                 raise InvalidValueError(
-                    f"step '{self}' names axes that are no run of cuts of one dim, in order; "
+                    f"step {shown(str(self))} names axes that are no run of cuts of one dim, in "
+                    "order; "
                     "use a step for each dim"
                 )
 
@@ -108,7 +113,7 @@ class CollectiveStep:
         """What a reduction combines by; raises InvalidValueError for other kinds."""
         placement = self.source.placement(self.axes[0])
         if self.kind not in _REDUCTIONS or not isinstance(placement, Partial):
-            raise InvalidValueError(f"step '{self}' reduces nothing, so it has no op")
+            raise InvalidValueError(f"step {shown(str(self))} reduces nothing, so it has no op")
         return placement.op
 
     @property
@@ -122,17 +127,17 @@ class CollectiveStep:
     @classmethod
     def parse(cls, text: str) -> "CollectiveStep":
         """Inverse of `str`; raises ParseError."""
-        match = _STEP.fullmatch(text)
+        match = _STEP.fullmatch(check_text(text, "a step", "all_gather(x0): x0:S(0) -> R"))
         if match is None:
             raise ParseError(
-                f"step {text!r} does not parse; expected like all_gather(x0): x0:S(0) -> R"
+                f"step {shown(text)} does not parse; expected like all_gather(x0): x0:S(0) -> R"
             )
         axes = tuple(match[2].split(","))
         try:
             layouts = Layout.parse(match[3]), Layout.parse(match[4])
             return cls(_kind(match[1]), axes, *layouts)
         except (InvalidValueError, ParseError) as error:
-            raise ParseError(f"step {text!r}: {error}") from error
+            raise ParseError(f"step {shown(text)}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +167,9 @@ class Redistribution:
     @classmethod
     def parse(cls, text: str) -> "Redistribution":
         """Inverse of `str`; raises ParseError."""
-        parts = text.split(_ARROW)
+        parts = check_text(text, "a redistribution", "x0:S(1) -> R | x0:P").split(_ARROW)
         if len(parts) != 2:
-            raise ParseError(f"redistribution {text!r}: expected like x0:S(1) -> R | x0:P")
+            raise ParseError(f"redistribution {shown(text)}: expected like x0:S(1) -> R | x0:P")
         return cls(ValueLayout.parse(parts[0]), ValueLayout.parse(parts[1]))
 
 
@@ -195,7 +200,9 @@ def _kind(name: str) -> StepKind:
         return StepKind(name)
     except ValueError as error:
         known = ", ".join(StepKind)
-        raise InvalidValueError(f"step kind {name!r} is not known; use one of {known}") from error
+        raise InvalidValueError(
+            f"step kind {shown(name)} is not known; use one of {known}"
+        ) from error
 
 
 def _changes(kind: StepKind, before: Placement, after: Placement) -> bool:

@@ -23,9 +23,21 @@ _SHOWN_LENGTH: Final = 80
 
 def shown(value: object) -> str:
     """`repr(value)` on one line, shortened: what an error message says was given."""
-    text = value if isinstance(value, str) else repr(value)
-    text = ascii(text) if isinstance(value, str) else " ".join(text.split())
+    if isinstance(value, str):
+        text = ascii(value[: _SHOWN_LENGTH + 1])
+    else:
+        try:
+            text = " ".join(repr(value).split())
+        except (ValueError, RecursionError):  # an int of over 4300 digits, or one somewhere inside
+            text = f"a value of type {type(value).__name__} that is too long to print"
     return text if len(text) <= _SHOWN_LENGTH else f"{text[: _SHOWN_LENGTH - 3]}..."
+
+
+def check_text(text: object, what: str, form: str) -> str:
+    """`text` itself if it is a `str`, else a ParseError: how every reader begins."""
+    if type(text) is not str:
+        raise ParseError(f"cannot parse {shown(text)} as {what}: give a str like {form}")
+    return text
 
 
 def check_name(name: object, what: str) -> None:
@@ -34,6 +46,29 @@ def check_name(name: object, what: str) -> None:
         raise InvalidValueError(
             f"{what} is named {shown(name)}: a name is a non-empty str; give it one"
         )
+
+
+def check_kind(value: object, kind: type, what: str) -> None:
+    """Raise InvalidValueError unless `value` is a `kind`."""
+    if not isinstance(value, kind):
+        raise InvalidValueError(f"{what} is {shown(value)}: give a {kind.__name__}")
+
+
+def check_kinds(values: object, kind: type, what: str) -> None:
+    """Raise InvalidValueError unless `values` are a tuple of `kind`."""
+    if type(values) is not tuple or not all(isinstance(value, kind) for value in values):
+        raise InvalidValueError(f"{what} are {shown(values)}: give a tuple of {kind.__name__}")
+
+
+def check_pairs(values: object, kind: type, what: str) -> None:
+    """Raise InvalidValueError unless `values` are a tuple of (str, `kind`) pairs."""
+    check_kinds(values, tuple, what)
+    assert isinstance(values, tuple)
+    for pair in values:
+        if len(pair) != 2 or type(pair[0]) is not str or not isinstance(pair[1], kind):
+            raise InvalidValueError(
+                f"{what} hold {shown(pair)}: give pairs of a str and a {kind.__name__}"
+            )
 
 
 def quote_string(text: str) -> str:

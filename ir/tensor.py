@@ -17,7 +17,7 @@ from shardwise.ir.expression import (
     free_names,
     parse_expression,
 )
-from shardwise.ir.scanner import shown
+from shardwise.ir.scanner import check_text, shown
 
 MAX_DIM: Final = 2**62
 """Largest size of a dim: an element count has to fit into int64."""
@@ -122,7 +122,7 @@ def dim_text(dim: Size) -> str:
 
 def parse_dim(text: str) -> Size:
     """The dim that prints as `text`; raises ParseError or InvalidValueError."""
-    stripped = text.strip()
+    stripped = check_text(text, "a dim", "'8' or 'B*S'").strip()
     if stripped.isascii() and stripped.isdigit() and len(stripped) < 20:
         return int(stripped)
     return check_dim(parse_expression(stripped))

@@ -240,11 +240,12 @@ class _Quiet:
     """Standard error without the graph that torch prints when a trace fails."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+        self.stream, self.hidden = stream, False
 
     def write(self, text: str) -> int:
-        """Pass on everything but that graph."""
-        return len(text) if "def forward(self, arg" in text else self.stream.write(text)
+        """Pass on everything but that graph and the end of its line."""
+        self.hidden = "def forward(self, arg" in text or (self.hidden and text == "\n")
+        return len(text) if self.hidden else self.stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the stream's."""

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -107,7 +108,7 @@ class TrainingSpec:
     def _check_clip(self) -> None:
         if self.clip_norm is None:
             return
-        if type(self.clip_norm) is int:
+        if type(self.clip_norm) is int and 0 < self.clip_norm <= sys.float_info.max:
             object.__setattr__(self, "clip_norm", float(self.clip_norm))
         if (
             type(self.clip_norm) is not float

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.ir.errors import InvalidValueError, ParseError
 from shardwise.ir.layout import Layout, Partial, Placement, Replicate, Select
+from shardwise.ir.scanner import check_kind, check_text, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,13 @@ class ValueLayout:
     gradient: Layout
 
     def __post_init__(self) -> None:
+        check_kind(self.forward, Layout, "the forward layout of a value")
+        check_kind(self.gradient, Layout, "the gradient layout of a value")
         for axis in dict.fromkeys((*self.forward.axes, *self.gradient.axes)):
             pair = self.forward.placement(axis), self.gradient.placement(axis)
             if not _legal(*pair):
                 raise InvalidValueError(
-                    f"value layout '{self.forward} | {self.gradient}' has {pair[0]} with "
+                    f"value layout {shown(f'{self.forward} | {self.gradient}')} has {pair[0]} with "
                     f"gradient {pair[1]} on {axis}; legal are equal cuts, R|R, R|P and P|R"
                 )
         for dim in self.forward.cut_dims:
@@ -44,7 +47,7 @@ class ValueLayout:
             ]
             if orders[0] != orders[1]:
                 raise InvalidValueError(
-                    f"value layout '{self.forward} | {self.gradient}' cuts dim {dim} by "
+                    f"value layout {shown(f'{self.forward} | {self.gradient}')} cuts dim {dim} by "
                     f"{', '.join(orders[0])} but its gradient by {', '.join(orders[1])}; "
                     "use one order"
                 )
@@ -69,14 +72,16 @@ class ValueLayout:
     @classmethod
     def parse(cls, text: str) -> "ValueLayout":
         """Inverse of `str`; raises ParseError."""
-        parts = text.split("|")
+        parts = check_text(text, "a value layout", "x0:S(1) or 'R | x0:P'").split("|")
         if len(parts) > 2:
-            raise ParseError(f"value layout {text!r} has {len(parts)} parts; expected fwd | grad")
+            raise ParseError(
+                f"value layout {shown(text)} has {len(parts)} parts; expected fwd | grad"
+            )
         forward = Layout.parse(parts[0])
         try:
             return cls(forward, Layout.parse(parts[1]) if parts[1:] else following(forward))
         except InvalidValueError as error:
-            raise ParseError(f"value layout {text!r}: {error}") from error
+            raise ParseError(f"value layout {shown(text)}: {error}") from error
 
 
 def following(forward: Layout) -> Layout:

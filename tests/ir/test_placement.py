@@ -99,7 +99,7 @@ def test_symbolic_outer() -> None:
 def test_refused_values() -> None:
     with pytest.raises(InvalidValueError, match="use one of sum, max, min"):
         Partial("avg")
-    with pytest.raises(InvalidValueError, match="at least 1"):
+    with pytest.raises(InvalidValueError, match="use 1 to"):
         Shard(0, outer=0)
     with pytest.raises(InvalidValueError, match="give one of the two"):
         Shard(0, outer=2, sections=(1, 1))

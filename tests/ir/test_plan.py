@@ -144,6 +144,11 @@ CASES: list[tuple[str, Callable[[], Plan], str]] = [
         r"\[0\]: .* unit 5",
     ),
     ("stages_cover_the_units", lambda: replace(FOUR, stages=(Stage(1, 6),)), "begin at unit 0"),
+    (
+        "the_model_has_parameters",
+        lambda: replace(FOUR, model=replace(FOUR.model, parameter_count=0)),
+        r"model\.parameter_count: 0",
+    ),
     ("parts_have_their_types", lambda: replace(FOUR, parameters=()), "parameters: none"),
     (
         "parameters_rest_on_the_mesh",

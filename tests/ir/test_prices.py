@@ -27,7 +27,7 @@ coefficients = st.floats(allow_nan=False, allow_infinity=False).filter(bool)
 prices = st.builds(
     lambda terms, error: Prices(tuple((str(m), c) for m, c in terms.items()), error),
     st.dictionaries(monomials, coefficients, max_size=5),
-    st.floats(0, 1),
+    st.floats(0, 1, exclude_max=True),
 )
 DOCUMENTS = ({"S_src": 5, "S_tgt": 2}, {"S_src": 1, "S_tgt": 9}, {"S_src": 4, "S_tgt": 4})
 
@@ -111,7 +111,9 @@ def test_overflow_is_inf_and_no_error() -> None:
         ((("T", True),), 0.0, "finite"),
         ((("T", 0.0),), 0.0, "leave the term out"),
         ((("T", 1.0), ("T", 2.0)), 0.0, "twice"),
-        ((), -0.1, ">= 0"),
+        ((), -0.1, "from 0 to below 1"),
+        ((), 1.0, "from 0 to below 1"),
+        ((), 1e300, "from 0 to below 1"),
         ((), math.nan, "finite"),
     ],
 )

@@ -94,7 +94,7 @@ def models(draw: st.DrawFn, least: int) -> ModelFingerprint:
     if short > 0:
         runs[-1] = UnitRun(runs[-1].template, runs[-1].count + short)
     return ModelFingerprint(
-        draw(LINES.filter(bool)), draw(DIGESTS), draw(st.integers(0, 10**12)), tuple(runs)
+        draw(LINES.filter(bool)), draw(DIGESTS), draw(st.integers(1, 10**12)), tuple(runs)
     )
 
 
@@ -204,7 +204,7 @@ def bucket_plans(
 
 def prices_of(dims: tuple[str, ...]) -> st.SearchStrategy[Prices]:
     texts = ["1", "B", "T", f"{dims[0]}2", f"W64({dims[0]})", "*".join(dims)]
-    terms = st.dictionaries(st.sampled_from(texts), st.floats(1e-12, 1e3), max_size=4)
+    terms = st.dictionaries(st.sampled_from(texts), st.floats(1e-12, 1e3), min_size=1, max_size=4)
     return st.builds(lambda t, e: Prices(tuple(t.items()), e), terms, st.floats(0, 0.5))
 
 
