@@ -15,7 +15,9 @@ import torch
 
 from shardwise.ir.certificate import LongDocuments
 from shardwise.ir.errors import InvalidValueError, MismatchError, UnsupportedError
+from shardwise.ir.padding import ATTENTION_MASK, attends_to_padding
 from shardwise.ir.plan import Plan
+from shardwise.ir.traced_model import TracedModel
 from shardwise.runtime.corpus import Corpus
 from shardwise.solvers.batcher import BucketShape, Slot, batch_slots
 
@@ -24,7 +26,7 @@ Indices = npt.NDArray[np.int64]
 IGNORED = -100
 """Target that counts neither in the loss nor in its weight (torch's cross_entropy default)."""
 PAD = 0
-"""Token id of padding: it is masked by position (causal) and by its targets."""
+"""Token id of padding: masked by its targets, and by position (causal) or `attention_mask`."""
 
 
 def bucket_shapes(plan: Plan) -> tuple[BucketShape, ...]:
@@ -57,6 +59,21 @@ def check_corpus(corpus: Corpus, plan: Plan) -> None:
             f"(the last is {plan.buckets[-1].bucket}; {int((~held).sum())} documents in all); set "
             f"data.max_length to {shapes[-1].high}, or make a plan for these lengths"
         )
+
+
+def check_padding(corpus: Corpus, plan: Plan, traced: TracedModel) -> None:
+    """Raise UnsupportedError where documents would be padded and the model attends to padding."""
+    seen = attends_to_padding(traced)
+    lengths = corpus.lengths()
+    padded = {length for shape in bucket_shapes(plan) for length in shape.padded}
+    if not seen or (len(set(lengths.tolist())) == 1 and int(lengths[0]) in padded):
+        return
+    raise UnsupportedError(
+        f"attention of {seen[0]} sees later positions, and so the padding of a micro-batch "
+        f"(lengths are {int(lengths.min())} to {int(lengths.max())}, padded to {min(padded)} to "
+        f"{max(padded)}): its loss would depend on the batch; give forward an argument "
+        f"{ATTENTION_MASK} that masks it, or documents of one length that the plan holds unpadded"
+    )
 
 
 class Sampler:
@@ -169,22 +186,25 @@ def micro_batch(
     names: Sequence[str] = ("input_ids", "labels"),
     device: torch.device,
 ) -> Mapping[str, torch.Tensor]:
-    """This replica's rows of a slot: int64 [seats, slot.length] ids and labels.
+    """This replica's rows of a slot: int64 [seats, slot.length] ids, labels, attention mask.
 
     Rows of empty seats and positions past a document hold PAD with IGNORED targets: they add
-    neither loss nor weight.
+    neither loss nor weight. The mask is 1 for tokens, and in rows of empty seats: attention over
+    nothing is no number.
     """
     ids = np.full((seats, slot.length), PAD, dtype=np.int64)
     labels = np.full((seats, slot.length), IGNORED, dtype=np.int64)
+    mask = np.ones((seats, slot.length), dtype=np.int64)
     for row, place in enumerate(slot.documents[replica]):
         tokens = corpus.documents[int(data.documents[place])]
         ids[row, : len(tokens)] = tokens
         labels[row, : len(tokens)] = tokens
-    found = {"input_ids": ids, "labels": labels}
+        mask[row, len(tokens) :] = 0
+    found = {"input_ids": ids, ATTENTION_MASK: mask, "labels": labels}
     unknown = [name for name in names if name not in found]
     if unknown:
         raise UnsupportedError(
-            f"the model reads {', '.join(unknown)}, and this version feeds input_ids and labels; "
+            f"the model reads {', '.join(unknown)}, and this version feeds {', '.join(found)}; "
             "write the loop by hand (examples/train_by_hand.py) to feed others"
         )
     return {name: torch.from_numpy(found[name]).to(device) for name in names}

@@ -5,10 +5,15 @@ the work is split: that is the plan's.
 """
 
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
+from typing import Final
 
 from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.training import TrainingSpec
+
+OPTIMIZERS: Final = ("adamw", "sgd")
+"""What a job can train with; a loop by hand takes any elementwise optimizer of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,11 @@ class Schedule:
             raise InvalidValueError(
                 f"schedule shape {self.shape!r}: use constant, linear or cosine"
             )
-        if not self.peak > 0 or not 0 <= self.floor <= self.peak or self.warmup_steps < 0:
+        positive = isfinite(self.peak) and self.peak > 0
+        if not positive or not 0 <= self.floor <= self.peak or self.warmup_steps < 0:
             raise InvalidValueError(
                 f"schedule with peak {self.peak}, floor {self.floor}, {self.warmup_steps} warm-up "
-                "steps: need 0 <= floor <= peak, peak > 0, warmup_steps >= 0"
+                "steps: need 0 <= floor <= peak, peak > 0 and finite, warmup_steps >= 0"
             )
 
     def rate(self, step: int, steps: int) -> float:
@@ -81,8 +87,22 @@ class Optimizer:
     weight_decay: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.name not in ("adamw", "sgd"):
-            raise InvalidValueError(f"optimizer {self.name!r}: this version runs adamw and sgd")
+        if self.name not in OPTIMIZERS:
+            raise InvalidValueError(
+                f"optimizer {self.name!r}: this version runs {' and '.join(OPTIMIZERS)}; set "
+                "training.optimizer to one of them"
+            )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise InvalidValueError(
+                f"betas {list(self.betas)}: each is a share of the past, 0 <= beta < 1; set "
+                "training.betas so"
+            )
+        sizes = (self.epsilon, self.weight_decay)
+        if not all(isfinite(size) and size >= 0 for size in sizes):
+            raise InvalidValueError(
+                f"epsilon {self.epsilon}, weight_decay {self.weight_decay}: give finite numbers, "
+                "0 or more"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +141,12 @@ class Job:
         if self.steps < 1 or self.tokens_per_step < 1:
             raise InvalidValueError(
                 f"{self.steps} steps of {self.tokens_per_step} tokens: give 1 or more of each"
+            )
+        if self.schedule.warmup_steps > self.steps:
+            raise InvalidValueError(
+                f"{self.schedule.warmup_steps} warm-up steps of {self.steps} in all: the learning "
+                "rate would never reach its peak; set training.warmup_steps to at most "
+                "training.steps"
             )
         if self.device not in ("cpu", "cuda"):
             raise InvalidValueError(f"device {self.device!r}: use cpu or cuda")

@@ -57,9 +57,11 @@ class TrainingForm(_Form):
     optimizer: str = Field("adamw", description="adamw or sgd")
     learning_rate: float = Field(3e-4, gt=0, description="peak of the schedule")
     schedule: str = Field("constant", description="constant, linear or cosine")
-    warmup_steps: int = Field(0, ge=0, description="of linear warm-up")
+    warmup_steps: int = Field(0, ge=0, description="of linear warm-up; at most steps")
     learning_rate_floor: float = Field(0.0, ge=0, description="end of linear and cosine")
-    betas: list[float] = Field([0.9, 0.95], min_length=2, max_length=2, description="of adamw")
+    betas: list[float] = Field(
+        [0.9, 0.95], min_length=2, max_length=2, description="of adamw; each under 1"
+    )
     epsilon: float = Field(1e-8, gt=0, description="of adamw")
     weight_decay: float = Field(0.1, ge=0, description="decoupled for adamw")
     clip_norm: float | None = Field(None, description="largest global 2-norm of the gradient")
@@ -115,6 +117,12 @@ def load_job(path: str | Path) -> Job:
 
 def _job(form: JobForm, path: Path) -> Job:
     recipe, run = form.training, form.run
+    optimizer = Optimizer(  # first: of the optimizers that a plan knows, a job runs a few
+        recipe.optimizer,
+        (recipe.betas[0], recipe.betas[1]),
+        recipe.epsilon,
+        recipe.weight_decay,
+    )
     return Job(
         ModelSource(form.model.spec, form.model.init, form.model.seed),
         DataSource(
@@ -132,12 +140,7 @@ def _job(form: JobForm, path: Path) -> Job:
             recipe.accumulate_dtype,
             clip_norm=recipe.clip_norm,
         ),
-        Optimizer(
-            recipe.optimizer,
-            (recipe.betas[0], recipe.betas[1]),
-            recipe.epsilon,
-            recipe.weight_decay,
-        ),
+        optimizer,
         Schedule(
             recipe.learning_rate,
             recipe.warmup_steps,

@@ -27,7 +27,7 @@ from shardwise.runtime.checkpoint import (
 )
 from shardwise.runtime.communicator import Communicator
 from shardwise.runtime.corpus import Corpus, load_corpus
-from shardwise.runtime.data import check_corpus
+from shardwise.runtime.data import check_corpus, check_padding
 from shardwise.runtime.job import Job
 from shardwise.runtime.job_schema import load_job
 from shardwise.runtime.program import Program
@@ -65,6 +65,8 @@ def train_on(
         compute_dtype=job.training.compute_dtype,
         longest=plan.buckets[-1].bucket.ranges[0].high,
     )
+    plan.check_model(traced.fingerprint)
+    check_padding(corpus, plan, traced)
     program = Program.from_plan(model, plan, traced, communicator, device=job.device)
     del model
     trainer = Trainer(job, plan, program, corpus, communicator, say=say if leader else _silent)

@@ -1,6 +1,6 @@
 """Program: a plan and a model made runnable on this rank.
 
-program = Program.from_plan(model, plan, traced, communicator)
+program = Program.from_plan(model, plan)
 optimizer = torch.optim.AdamW(program.parameters(), lr=3e-4)
 for bucket, batch in slots:
     program.run_slot(bucket, batch)          # forward, backward, gradients accumulate
@@ -28,12 +28,18 @@ from shardwise.ir.program import Call, LocalProgram, Move, Use
 from shardwise.ir.rest import rests
 from shardwise.ir.strategy import Recompute, Strategy
 from shardwise.ir.trace import TracedModel
+from shardwise.ir.trace_export import LossFunction
+from shardwise.ir.trace_training import Inputs, trace_of_plan
 from shardwise.runtime.communicator import Communicator
 from shardwise.runtime.emit import emit_unit
 from shardwise.runtime.executor import BucketProgram, Executor
 from shardwise.runtime.library import LIBRARY
 from shardwise.runtime.parameters import ParameterStore, square_sum
+from shardwise.runtime.ranks import this_process
 from shardwise.runtime.redistribute import Redistribution, Router
+
+_CLIP_EPSILON = 1e-6
+"""What torch.nn.utils.clip_grad_norm_ adds to the norm before it divides (torch 2.13)."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +79,28 @@ class Program:
         cls,
         model: nn.Module,
         plan: Plan,
-        traced: TracedModel,
-        communicator: Communicator,
+        traced: TracedModel | None = None,
+        communicator: Communicator | None = None,
         *,
+        inputs: Inputs | None = None,
+        loss: LossFunction | None = None,
         device: torch.device | str = "cpu",
     ) -> "Program":
         """Emit every bucket's program and take this rank's shards of the model's parameters.
 
-        `traced` is the trace of `model` in the plan's compute dtype. The model's own
-        weights are read once and not kept. A collective of all ranks (groups are made).
-        Raises MismatchError where the plan is for another world size.
+        `traced` is the trace of `model` in the plan's compute dtype; without it the model is traced
+        here, with `inputs` and `loss` as they were given to `plan` (default: a language model that
+        returns its loss). `communicator` is by default this process's: of torchrun's ranks, or of
+        one rank alone (`ranks.this_process`). The model's own weights are read once and not kept.
+        A collective of all ranks (groups are made). Raises MismatchError where the plan is for
+        another world size or another model.
         """
+        mesh, device = plan.mesh, torch.device(device)
+        communicator = communicator or this_process(device)
         plan.check_world(communicator.world_size)
+        traced = traced or trace_of_plan(model, plan, inputs, loss)
         plan.check_model(traced.fingerprint)
         graph, units = traced.graph, traced.units
-        mesh, device = plan.mesh, torch.device(device)
         declare_groups(plan, communicator)
         router = Router(mesh, communicator, device)
         sizes = tuple(symbol.name for symbol in graph.symbols)
@@ -122,6 +135,11 @@ class Program:
         constants = _constants(traced, model, device)
         executor = Executor(graph, buckets, store, constants)
         return cls(plan, executor, store, router, device_mesh=_device_mesh(mesh, device))
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0."""
+        return self.router.rank
 
     def run_slot(self, bucket: int, batch: Mapping[str, torch.Tensor]) -> SlotResult:
         """Forward and backward of one micro-batch; all ranks run the same bucket.
@@ -171,7 +189,7 @@ class Program:
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale all gradients so that their global 2-norm is at most `max_norm`; returns the
-        norm."""
+        norm. The scale is that of `torch.nn.utils.clip_grad_norm_`, its 1e-6 included."""
         gradients = {
             name: _local(master.grad)
             for name, master in self._masters.items()
@@ -179,9 +197,10 @@ class Program:
         }
         layouts = {name: self.store.states[name].rest.master for name in gradients}
         norm = float(square_sum(gradients, layouts, self.router).sqrt())
-        if norm > max_norm:
+        scale = max_norm / (norm + _CLIP_EPSILON)
+        if not scale >= 1.0:  # nan, too, reaches every gradient, as it does in torch
             for gradient in gradients.values():
-                gradient.mul_(max_norm / norm)
+                gradient.mul_(scale)
         return norm
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

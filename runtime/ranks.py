@@ -4,11 +4,13 @@ torchrun ends all ranks when one fails. The first rank that fails says so in one
 the others, which fail for want of it or of the same cause, leave without a word.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -56,6 +58,34 @@ def connected(device: torch.device) -> Iterator[Communicator]:
             sys.exit(2)
         raise failure from error
     dist.destroy_process_group()
+
+
+def this_process(device: torch.device) -> Communicator:
+    """The communicator of a loop that is written by hand, which connects nothing itself.
+
+    Of the process group that the caller has made, else of torchrun's ranks, which are connected
+    here and left when the process ends, else of one rank alone. Raises MismatchError where the
+    caller's group cannot serve this device.
+    """
+    if not dist.is_initialized():
+        if "RANK" not in os.environ:
+            return ThreadCommunicator(0, ThreadWorld(1))
+        if device.type == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group(BACKENDS[device.type], timeout=timedelta(seconds=TIMEOUT_S))
+        atexit.register(_leave)
+    return TorchCommunicator(_process_groups(device, dist.group.WORLD))
+
+
+@lru_cache(maxsize=1)
+def _process_groups(device: torch.device, world: dist.ProcessGroup | None) -> ProcessGroups:
+    """The groups of this process, shared by all programs as long as `world` lives."""
+    return ProcessGroups(device)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def first_failure(store: Store, rank: int, error: Exception) -> Exception | None:

@@ -17,8 +17,9 @@ from shardwise.ir.errors import FileFormatError, UnsupportedError
 from shardwise.ir.plan import Plan
 from shardwise.ir.trace_language import trace_language_model
 from shardwise.ir.trace_models import load_model
-from shardwise.runtime.verify import VerifyReport, verify
+from shardwise.runtime.verify import verify
 from shardwise.runtime.verify_project import MAX_RANKS, small_config
+from shardwise.runtime.verify_report import VerifyReport
 
 LARGEST: Final = 4_000_000
 """Parameters of a model that is replayed as it is; its copies take about 100 bytes for each."""

@@ -14,6 +14,7 @@ from shardwise.ir.argument import Ref
 from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.graph import OperatorGraph, Parameter
 from shardwise.ir.localise import batch_degree
+from shardwise.ir.padding import ATTENTION_MASK
 from shardwise.ir.plan import Plan
 from shardwise.ir.strategy import Role
 from shardwise.runtime.data import IGNORED
@@ -23,7 +24,7 @@ Document = Mapping[str, torch.Tensor]
 Sample = Callable[[torch.Generator, Mapping[str, int]], Document]
 """Makes a document of the given lengths: (seeded generator, {"S": 7}) -> inputs by name."""
 
-_TOKENS, _LABELS, _MASK = "input_ids", "labels", "attention_mask"
+_TOKENS, _LABELS = "input_ids", "labels"
 _MASKED_SHARE = 0.2
 SEATS = 2
 """Most documents of a replica in a slot."""
@@ -46,7 +47,7 @@ class Slot:
 
     def batch(self, replica: int, graph: OperatorGraph) -> dict[str, torch.Tensor]:
         """The inputs of one replica, padded to [seats, ...]: labels with ignored targets, the rest
-        with zeros."""
+        with zeros. The attention mask of an empty seat is 1: attention over nothing is nan."""
         found = {}
         for item in graph.inputs:
             shape = [
@@ -56,6 +57,8 @@ class Slot:
             fill = IGNORED if item.name == _LABELS else 0
             dtype = getattr(torch, item.spec.dtype)
             found[item.name] = torch.full(shape, fill, dtype=dtype)
+            if item.name == ATTENTION_MASK:
+                found[item.name][len(self.rows[replica]) :] = 1
             for seat, document in enumerate(self.rows[replica]):
                 part, place = document[item.name], found[item.name][seat]
                 for dim, length in enumerate(part.shape):
@@ -115,7 +118,7 @@ def token_documents(graph: OperatorGraph) -> Sample:
 
     Raises InvalidValueError for a model that reads other inputs.
     """
-    known = {_TOKENS, _LABELS, _MASK}
+    known = {_TOKENS, _LABELS, ATTENTION_MASK}
     unknown = [item.name for item in graph.inputs if item.name not in known]
     if unknown or _TOKENS not in {item.name for item in graph.inputs}:
         raise InvalidValueError(
@@ -132,7 +135,7 @@ def token_documents(graph: OperatorGraph) -> Sample:
         made = {
             _TOKENS: tokens,
             _LABELS: torch.where(masked, IGNORED, labels),
-            _MASK: torch.ones_like(tokens),
+            ATTENTION_MASK: torch.ones_like(tokens),
         }
         return {item.name: made[item.name] for item in graph.inputs}
 

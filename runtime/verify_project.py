@@ -34,9 +34,10 @@ class Projection:
     notes: tuple[str, ...]
 
 
-def project(plan: Plan, traced: TracedModel) -> Projection:
-    """`plan` for the ranks of one process and the (possibly smaller) model that was traced in
-    float64. Raises InvalidValueError where the result is no legal plan."""
+def project(plan: Plan, traced: TracedModel, *, wide: bool = True) -> Projection:
+    """`plan` for the ranks of one process and the (possibly smaller) model that was traced: in
+    float64 if `wide`, else in the plan's compute dtype. Raises InvalidValueError where the result
+    is no legal plan."""
     mesh = smaller_mesh(plan.mesh)
     notes = [] if mesh == plan.mesh else [f"mesh: {plan.mesh} -> {mesh}"]
     units = len(traced.units)
@@ -50,20 +51,24 @@ def project(plan: Plan, traced: TracedModel) -> Projection:
         runs = tuple(StrategyRun(one, 1) for one in kept)
         buckets.append(replace(bucket, batch_degree=degree, runs=_merged(runs)))
     used = {run.strategy for bucket in buckets for run in bucket.runs}
+    training, parameters = plan.training, plan.parameters
+    if wide:
+        training = replace(
+            training, master_dtype=_WIDE, compute_dtype=_WIDE, reduce_dtype=_WIDE,
+            accumulate_dtype=_WIDE,
+        )  # fmt: skip
+        parameters = tuple(_without_casts(choice) for choice in parameters)
     projected = replace(
         plan,
         model=traced.fingerprint,
-        training=replace(
-            plan.training, master_dtype=_WIDE, compute_dtype=_WIDE, reduce_dtype=_WIDE,
-            accumulate_dtype=_WIDE,
-        ),
+        training=training,
         mesh=mesh,
         groups=tuple(group for group in plan.groups if mesh.group_size(group) > 1),
         stages=(Stage(0, units),),
-        parameters=tuple(_without_casts(choice) for choice in plan.parameters),
+        parameters=parameters,
         strategies=tuple(entry for entry in plan.strategies if entry[0] in used),
         buckets=tuple(buckets),
-    )  # fmt: skip
+    )
     return Projection(projected, tuple(notes))
 
 

@@ -38,7 +38,8 @@ def test_lengths_prints_percentiles_and_writes_what_plan_reads(
 
 
 def test_train_and_export(tmp_path: Path, capsys: Capture) -> None:
-    job, plan = write_job(tmp_path, [("steps = 4", "steps = 1")]), tmp_path / "plan.json"
+    changes = [("steps = 4", "steps = 1"), ("warmup_steps = 2", "warmup_steps = 1")]
+    job, plan = write_job(tmp_path, changes), tmp_path / "plan.json"
     save(plan_of("1"), plan)
     assert run("train", str(job), "--plan", str(plan)) == 0
     output = capsys.readouterr().out.splitlines()
@@ -65,3 +66,23 @@ def test_errors_are_one_line(tmp_path: Path, capsys: Capture) -> None:
     save(plan_of("x0=2@l"), plan)
     assert run("train", str(job), "--plan", str(plan)) == 2
     assert_one_line(capsys.readouterr().err, "the plan is for 2 ranks", "1 run")
+
+
+def test_verify_replays_the_jobs_model(tmp_path: Path, capsys: Capture) -> None:
+    job, plan = write_job(tmp_path), tmp_path / "plan.json"
+    save(plan_of("x0=2@l"), plan)
+    assert run("verify", str(plan), "--job", str(job)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "model tests.support.tiny_decoder:build, whole"
+    assert lines[1].startswith("replayed on 2 simulated ranks") and lines[-1].startswith("passed (")
+    assert any(line.startswith("float32: errors over the module's own: ") for line in lines)
+
+
+def test_verify_of_what_does_not_pass_exits_with_1(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardwise.runtime.verify_report.GRADIENT_TOLERANCE", 0.0)
+    job, plan = write_job(tmp_path), tmp_path / "plan.json"
+    save(plan_of("x0=2@l"), plan)
+    assert run("verify", str(plan), "--job", str(job)) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("NOT PASSED (")

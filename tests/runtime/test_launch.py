@@ -93,7 +93,11 @@ def test_export_for_transformers(tmp_path):
     config.write_text(json.dumps(GPT2))
     path = write_job(
         tmp_path,
-        [("tests.support.tiny_decoder:build", f"hf:{config}"), ("steps = 4", "steps = 1")],
+        [
+            ("tests.support.tiny_decoder:build", f"hf:{config}"),
+            ("steps = 4", "steps = 1"),
+            ("warmup_steps = 2", "warmup_steps = 1"),
+        ],
     )
     found = trace_language_model(load_model(f"hf:{config}"), compute_dtype="float32", longest=64)
     plan = plan_of("1", found=found)

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -17,20 +18,19 @@ from shardwise.runtime import verify_command
 from shardwise.runtime.program import Program
 from shardwise.runtime.redistribute import Router
 from shardwise.runtime.thread_communicator import ThreadCommunicator, ThreadWorld
-from shardwise.runtime.verify import (
-    GRADIENT_TOLERANCE,
-    StepErrors,
-    Verification,
-    VerifyReport,
-    _worst,
-    gradient_errors,
-    verify,
-    weight_errors,
-)
+from shardwise.runtime.verify import Verification, verify
 from shardwise.runtime.verify_command import spread, verify_language_model
 from shardwise.runtime.verify_data import replica_of, step_slots, token_documents
 from shardwise.runtime.verify_project import project, small_config, smaller_mesh
 from shardwise.runtime.verify_reference import Lifting
+from shardwise.runtime.verify_report import (
+    GRADIENT_TOLERANCE,
+    StepErrors,
+    VerifyReport,
+    gradient_errors,
+    weight_errors,
+    worst,
+)
 from tests.support import fault_model, tiny_decoder
 from tests.support.tiny_decoder import plan_of
 
@@ -46,9 +46,16 @@ def decoder():
 
 @pytest.fixture(scope="module")
 def wide(decoder):
-    """Traces the decoder in float64, once."""
-    found = fault_model.traced(decoder, "float64")
-    return lambda _: found
+    """Traces the decoder once in each dtype."""
+
+    @cache
+    def traced_in(dtype):
+        return fault_model.traced(decoder, dtype)
+
+    def tracer(model):
+        return traced_in(str(next(model.parameters()).dtype).removeprefix("torch."))
+
+    return tracer
 
 
 # --- what passes, and what does not -------------------------------------------------------------
@@ -156,7 +163,7 @@ def test_no_report_passes_with_nan_or_without_steps(place):
     assert VerifyReport((), (good,)).passed
     assert not VerifyReport((), (good, replace(good, **{place: float("nan")}))).passed
     assert not VerifyReport((), (replace(good, **{place: 1e-6}),)).passed
-    assert not _worst([good, replace(good, **{place: float("nan")}), good]).within()
+    assert not worst([good, replace(good, **{place: float("nan")}), good]).within()
     assert not VerifyReport((), ()).passed
     assert not VerifyReport((), (good,), "rank 1 died").passed
 
