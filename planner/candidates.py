@@ -17,7 +17,7 @@ from shardwise.ir.parameter_choice import ParameterChoice
 from shardwise.ir.program import Call, LocalProgram, Move, UnitProgram, Use, made_by
 from shardwise.ir.rest import Rest
 from shardwise.ir.strategy import Recompute
-from shardwise.ir.trace import TracedModel
+from shardwise.ir.traced_model import TracedModel
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner import menu
 from shardwise.planner.kinds import Kinds, parameter_kinds

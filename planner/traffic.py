@@ -102,14 +102,23 @@ class Traffic:
         self, unit: UnitProgram, sizes: Mapping[str, int], *, recompute: bool
     ) -> Messages:
         """Messages of values; they depend on the sizes and on no parameter's rest."""
+        total = self.forward_values(unit.steps, sizes) + self.backward_values(unit.steps, sizes)
+        return total + self.forward_values(self.recomputed(unit), sizes) if recompute else total
+
+    def forward_values(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Messages:
+        """Messages of values in one forward of these steps."""
         total: Messages = Counter()
-        for steps in (unit.steps, self.recomputed(unit) if recompute else ()):
-            for step in steps:
-                if isinstance(step, Move):
-                    total.update(self._value(step, sizes, *_forward(step)))
-                elif isinstance(step, Call) and step.library == "vocabulary_cross_entropy":
-                    total.update(self._class_parallel_loss(step, sizes))
-        for step in unit.steps:
+        for step in steps:
+            if isinstance(step, Move):
+                total.update(self._value(step, sizes, *_forward(step)))
+            elif isinstance(step, Call) and step.library == "vocabulary_cross_entropy":
+                total.update(self._class_parallel_loss(step, sizes))
+        return total
+
+    def backward_values(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Messages:
+        """Messages of gradients of values in one backward of these steps."""
+        total: Messages = Counter()
+        for step in steps:
             if isinstance(step, Move) and step.needs_gradient:
                 total.update(self._value(step, sizes, *_backward(step)))
         return total
@@ -170,6 +179,11 @@ class Traffic:
         """What autograd keeps of a unit."""
         assert self.saves is not None
         return self.saves.of(unit)
+
+    def needs(self, call: Call) -> tuple[bool, ...]:
+        """Which operands of a call need a gradient."""
+        assert self.saves is not None
+        return tuple(ref.name in self.saves.gradients for ref in call.operator.refs())
 
     def recomputed(self, unit: UnitProgram) -> tuple[Step, ...]:
         """The steps that a recomputed unit runs again: all uses, then up to the last that saves."""

@@ -13,7 +13,7 @@ from shardwise.ir.strategy import Recompute
 from shardwise.planner import menu
 from shardwise.planner.candidates import ActivationTable, MeshPrograms, Option, SchemeTable
 from shardwise.planner.scheme import SCHEMES
-from shardwise.planner.time_model import ATTENTION_BACKWARD, OPTIMIZER_PASSES, Pricer
+from shardwise.planner.time_model import OPTIMIZER_PASSES, Pricer
 from shardwise.planner.traffic import Message
 from tests.support.hand_model import HEAD, HEADS, INNER, VOCABULARY, WIDTH
 from tests.support.planning import TRAINING, machine, traced_hand_model
@@ -37,11 +37,15 @@ def calls(table, name):
     return [s for s in table.traffics[name].program.steps() if isinstance(s, Call)]
 
 
+def priced(one, table, name, call, sizes):
+    return one._call_s(call, table.traffics[name].needs(call), sizes)
+
+
 def test_a_product_costs_one_roofline_forward_and_two_backward():
     table = tables("1", "DDP", ("data",))
     one = pricer(1)
     call = next(c for c in calls(table, "data") if c.operator.name == "u0")
-    forward, backward = one._call_s(call, SIZES)
+    forward, backward = priced(one, table, "data", call, SIZES)
     rows = SIZES["B"] * SIZES["S"]
     flops = 2 * rows * WIDTH * INNER
     moved = 8 * (rows * WIDTH + WIDTH * INNER + INNER + rows * INNER)
@@ -57,12 +61,12 @@ def test_attention_does_five_products_backward_for_two_forward():
     one = pricer(1)
     call = next(c for c in calls(table, "data") if c.operator.name == "a0")
     sizes = {"B": 4, "S": 4096}
-    forward, backward = one._call_s(call, sizes)
+    forward, backward = priced(one, table, "data", call, sizes)
     flops = 2 * sizes["B"] * HEADS * sizes["S"] ** 2 * HEAD  # causal: half of four
     share = one.software.efficiency.value
     roofline = one.hardware.roofline_s
     assert forward == pytest.approx(roofline("attention", "float64", flops, 0) / share, rel=0.01)
-    work = ATTENTION_BACKWARD * flops
+    work = 2.5 * flops
     assert backward == pytest.approx(roofline("attention", "float64", work, 0) / share, rel=0.01)
 
 
@@ -71,7 +75,7 @@ def test_work_that_ranks_share_is_divided_and_the_floor_stays():
     table = tables("x0=2@loopback", "DDP", ("data", "tensor_sequence"), one)
     call = next(c for c in calls(table, "tensor_sequence") if c.operator.name == "u0")
     assert call.parts == 2
-    tiny = one._call_s(call, {"B": 2, "S": 2})[0]
+    tiny = priced(one, table, "tensor_sequence", call, {"B": 2, "S": 2})[0]
     assert tiny == one.software.launch_floor_s.value
 
 

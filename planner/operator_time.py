@@ -1,0 +1,121 @@
+"""Seconds of one operator on one rank, forward and backward.
+
+    product      its FLOP at the measured rate of large products plus its bytes at the bandwidth:
+                 the two overlap little where the inner dimension is short (docs/prices.md);
+                 backward one product of the same size for each factor that needs a gradient
+    attention    the same, its backward with its own work and efficiency (`attention.backward`)
+    others       bytes over bandwidth. The backward of a linear map (a sum, a cast, dropout) moves
+                 what its forward moves; any other reads its operands once more beside the
+                 gradient (ir/flops.backward_moved)
+
+Each is at least the launch floor of the software, and a share of the roofline. A product in float8
+also pays for casts, as it stands and transposed (Transformer Engine's fused cast and transpose).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shardwise.ir.dtype import DTYPE_BYTES
+from shardwise.ir.flops import VIEWS, backward_flops, backward_moved, is_product
+from shardwise.ir.hardware import HardwareProfile
+from shardwise.ir.program import Call
+from shardwise.ir.software import SoftwareProfile
+from shardwise.planner.sizes import number
+
+ATTENTION: Final = frozenset({"aten.scaled_dot_product_attention.default"})
+_LINEAR: Final = "aten.linear.default"
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """Prices calls on a device and under a software stack."""
+
+    hardware: HardwareProfile
+    software: SoftwareProfile
+    ranks_per_device: int = 1
+    linear_dtype: str | None = None
+    """Of products with weights inside layers, where it is not the compute dtype (float8)."""
+
+    def seconds(
+        self, call: Call, needs: Sequence[bool], sizes: Mapping[str, int]
+    ) -> tuple[float, float]:
+        """(forward, backward) of one call; `needs` says which operands need a gradient."""
+        operator = call.operator
+        if operator.kind in VIEWS and self.hardware.device != "cpu":
+            return 0.0, 0.0  # no kernel; the floor of cpu profiles is measured with views
+        flops = number(operator.flops, sizes) / call.parts
+        moved = number(operator.moved_bytes, sizes) / call.parts
+        if flops and (is_product(operator.kind) or operator.kind in ATTENTION):
+            work = backward_flops(operator, call.operand_specs, needs)
+            back = number(work, sizes) / call.parts
+            return self._product(call, flops, moved, back, sizes)
+        forward = self._floored(self.hardware.memory_s(moved, _memory_key(call)))
+        if not call.needs_gradient:
+            return forward, 0.0
+        again = number(backward_moved(operator, call.operand_specs, needs), sizes) / call.parts
+        return forward, self._floored(self.hardware.memory_s(again, _memory_key(call)))
+
+    def _product(
+        self, call: Call, flops: float, moved: float, back: float, sizes: Mapping[str, int]
+    ) -> tuple[float, float]:
+        roofline_s = self.hardware.roofline_s
+        if call.operator.kind in ATTENTION:
+            dtype = call.operator.outputs[0].dtype
+            kernel = dict(call.operator.kwargs).get("kernel")
+            kernel = f".{kernel}" if kernel else ""
+            forward = self._floored(roofline_s(f"attention{kernel}", dtype, flops, moved))
+            if not back:
+                return forward, 0.0
+            return forward, self._floored(roofline_s("attention.backward", dtype, back, 2 * moved))
+        compute = self.hardware.compute_s("matmul", self._dtype(call), flops)
+        forward = self._floored(compute + self.hardware.memory_s(moved))
+        count = back / flops
+        if self._is_lowered(call):
+            operands, gradient = self._casts(call, sizes)
+            return forward + operands, count * forward + gradient
+        return forward, count * forward
+
+    def _is_lowered(self, call: Call) -> bool:
+        operator = call.operator
+        return bool(self.linear_dtype and operator.kind == _LINEAR and operator.module_path)
+
+    def _dtype(self, call: Call) -> str:
+        """The dtype in which a product computes."""
+        dtype = call.operator.outputs[0].dtype
+        return self.linear_dtype or dtype if self._is_lowered(call) else dtype
+
+    def _casts(self, call: Call, sizes: Mapping[str, int]) -> tuple[float, float]:
+        """Seconds to cast the activation of a product, and the gradient of its result.
+
+        The operator before it casts the activation while it writes, so that only the two copies
+        are written; weights are cast once a step, which is little.
+        """
+        assert self.linear_dtype is not None
+        low = DTYPE_BYTES[self.linear_dtype]
+
+        def cast_s(index: int, *, output: bool = False) -> float:
+            spec = call.operator.outputs[0] if output else call.operand_specs[index]
+            layout = call.writes[0] if output else call.reads[index]
+            cut = self._parts(call, layout.forward.entries)
+            count = number(spec.element_count(), sizes) / cut
+            return self._floored(
+                self.hardware.memory_s(count * (DTYPE_BYTES[spec.dtype] + 2 * low))
+            )
+
+        return cast_s(0) + cast_s(1), cast_s(0, output=True)
+
+    def _parts(self, call: Call, entries: Sequence[object]) -> int:
+        """A cut operand is cut in as many parts as the work."""
+        return call.parts if entries else 1
+
+    def _floored(self, roofline_s: float) -> float:
+        return self.software.operator_s(roofline_s, self.ranks_per_device)
+
+
+def _memory_key(call: Call) -> str:
+    """The efficiency curve of an operator that memory bounds: `memory.silu`, else `memory`."""
+    name = call.operator.kind.split(".")[1].strip("_")
+    if name == "gelu" and dict(call.operator.kwargs).get("approximate") == "tanh":
+        name = "gelu_tanh"
+    return f"memory.{name}"

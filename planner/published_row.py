@@ -1,0 +1,284 @@
+"""From a row of published measurements to what it says: the model, the plan, the recipe.
+
+Rows have the columns of a run table (model, layers, hidden, ..., tp, pp, dp, zero_fsdp, recompute,
+precision, ...), any of them blank. Every assumption that a blank or vague cell forces is a note; a
+row that lacks what nothing can stand for raises InvalidValueError with the reason.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from shardwise.ir.decoder import AttentionKernel, DecoderShape
+from shardwise.ir.errors import InvalidValueError
+from shardwise.ir.schedule import ScheduleKind
+from shardwise.ir.strategy import Recompute
+from shardwise.ir.training import TrainingSpec
+from shardwise.planner.published_stack import Stack, stack_of
+from shardwise.planner.uniform_plan import UniformPlan
+
+_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?")
+_SHARDS_ALL: Final = ("fsdp", "full_shard", "zero-3", "hsdp")
+_GROUPS: Final = re.compile(r"within groups of (\d+)|shard (\d+)")
+VOCABULARY: Final = 50304
+"""Where a row has none: GPT-2's table padded to a multiple of 128 (Megatron-LM's default)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRun:
+    """One row, read."""
+
+    shape: DecoderShape
+    plan: UniformPlan
+    training: TrainingSpec
+    linear_dtype: str | None
+    """Of the layers' products with weights, where it is lower than the compute dtype."""
+    gpu: str
+    """As printed."""
+    ranks_per_node: int
+    intra_link: str
+    inter_link: str
+    stack: Stack
+    notes: tuple[str, ...]
+    """Every assumption, one short sentence each."""
+
+
+@dataclass
+class _Row:
+    """Cells of a row, and the notes made while they are read."""
+
+    cells: Mapping[str, str]
+    notes: list[str] = field(default_factory=list)
+
+    def text(self, name: str) -> str:
+        return (self.cells.get(name) or "").strip()
+
+    def integer(self, name: str, default: int | None = None, why: str = "") -> int:
+        """The whole number of a cell; its default with a note where it is blank."""
+        text = self.text(name)
+        if not text:
+            if default is None:
+                raise InvalidValueError(f"{name} is blank and nothing else says it")
+            if why:
+                self.notes.append(f"{name} {default} assumed: {why}")
+            return default
+        if not _NUMBER.fullmatch(text) or float(text) != int(float(text)) or float(text) < 0:
+            raise InvalidValueError(f"{name} is {text!r:.40}; a whole number is wanted")
+        return int(float(text))
+
+    def known(self, name: str) -> int | None:
+        return self.integer(name) if self.text(name) else None
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def read_row(cells: Mapping[str, str]) -> PublishedRun:
+    """What a row says; InvalidValueError where it does not say enough, or contradicts itself."""
+    row = _Row(cells)
+    if row.text("arch") not in ("", "dense"):
+        raise InvalidValueError(f"arch {row.text('arch')!r:.40}: only dense decoders are priced")
+    stack = stack_of(row.text("framework"), row.text("gpu"))
+    for text in stack.notes:
+        row.note(text)
+    shape = _shape(row, stack)
+    plan = _plan(row, stack)
+    training, linear = _precision(row, stack)
+    return PublishedRun(
+        shape,
+        plan,
+        training,
+        linear,
+        row.text("gpu"),
+        _ranks_per_node(row, plan),
+        row.text("intra_link"),
+        row.text("inter_link"),
+        stack,
+        tuple(row.notes),
+    )
+
+
+def _shape(row: _Row, stack: Stack) -> DecoderShape:
+    layers, hidden = row.integer("layers"), row.integer("hidden")
+    gated = row.integer("glu", 0, "no gated feed-forward part is mentioned") == 1
+    heads = row.integer("heads", max(1, hidden // 128), "heads of 128")
+    kv_heads = row.integer("kv_heads", heads, "as many as heads")
+    ffn = row.integer("ffn", 4 * hidden, "four times hidden")
+    vocabulary = row.integer("vocab", VOCABULARY, "GPT-2's, padded")
+    length = row.integer("seq_len")
+    if stack.attention is AttentionKernel.UNFUSED:
+        row.note("attention core unfused")
+    return DecoderShape(
+        layers,
+        hidden,
+        heads,
+        kv_heads,
+        ffn,
+        gated,
+        vocabulary,
+        attention=stack.attention,
+        dropout=stack.dropout and not gated,
+        rotary=gated,
+        positions=0 if gated or not stack.learned_positions else length,
+        rms_norm=gated,
+        bias=not gated and stack.bias,
+        tied=not gated,
+    )
+
+
+def _plan(row: _Row, stack: Stack) -> UniformPlan:
+    tensor, pipeline = row.integer("tp", 1, "not stated"), row.integer("pp", 1, "not stated")
+    context = row.integer("cp", 1, "not stated")
+    if row.integer("ep", 1) != 1:
+        raise InvalidValueError("ep: expert parallelism of a dense decoder is not priced")
+    model = tensor * pipeline * context
+    ranks = row.integer("n_gpus", model * (row.known("dp") or 1), "product of the degrees")
+    if ranks % model:
+        raise InvalidValueError(f"{ranks} GPUs are no multiple of tp x pp x cp = {model}")
+    data = row.known("dp") or ranks // model
+    if data * model != ranks:
+        if data * tensor * pipeline == ranks and context > 1 and data % context == 0:
+            row.note("dp counted with cp")
+            data //= context
+        else:
+            raise InvalidValueError(f"tp x pp x cp x dp = {data * model}, but {ranks} GPUs")
+    micro, count = _micro_batches(row, data)
+    schedule, chunks = _schedule(row, pipeline)
+    zero, shard = _zero(row, data * context)
+    recompute = _recompute(row)
+    sequence = row.text("seq_parallel").lower()
+    if sequence in ("", "not stated") and tensor > 1:
+        row.note("no sequence parallelism assumed")
+    return UniformPlan(
+        tensor,
+        pipeline,
+        data,
+        context,
+        micro,
+        count,
+        row.integer("seq_len"),
+        schedule,
+        chunks,
+        zero,
+        shard,
+        sequence_parallel=tensor > 1 and sequence.startswith(("yes", "recipe default (yes")),
+        recompute=recompute,
+        overlap_gradients=stack.overlaps or zero > 2,
+        broadcast_weights=stack.broadcasts and zero in (1, 2),
+        overlap_tensor=tensor > 1
+        and (stack.overlaps_tensor or "async tp" in row.text("other_settings").lower()),
+    )
+
+
+def _micro_batches(row: _Row, data: int) -> tuple[int, int]:
+    """Documents of a replica in a micro-batch, micro-batches in a step."""
+    total, micro, count = (
+        row.known("global_batch"),
+        row.known("micro_batch"),
+        row.known("grad_accum"),
+    )
+    if micro is None and count is None:
+        micro = 1
+        row.note("micro_batch 1 assumed")
+    if micro is None:
+        if total is None or count is None:
+            raise InvalidValueError("micro_batch is blank, and so is global_batch or grad_accum")
+        micro = max(1, round(total / (data * count)))
+    if count is None:
+        if total is None:
+            raise InvalidValueError("global_batch and grad_accum are blank: the step has no size")
+        count = max(1, round(total / (data * micro)))
+    elif total is not None and count * micro * data != total:
+        derived = max(1, round(total / (data * micro)))
+        if derived != count:
+            row.note(f"grad_accum {count} printed, {derived} follows from the global batch")
+            count = derived
+    return micro, count
+
+
+def _schedule(row: _Row, pipeline: int) -> tuple[ScheduleKind, int]:
+    text = row.text("schedule").lower()
+    chunks = row.integer("virtual_stages", 1)
+    if pipeline == 1:
+        return ScheduleKind.ONE_F_ONE_B, 1
+    if text.startswith("zb-2p"):
+        return ScheduleKind.ZB_H2, 1
+    if text.startswith(("zb-1p", "zbb")):
+        return ScheduleKind.ZB_H1, 1
+    if text.startswith(("zb-v", "v-half", "v-min")):
+        row.note(f"schedule {text} priced as zb_v")
+        return ScheduleKind.ZB_V, 2
+    if chunks > 1:
+        return ScheduleKind.INTERLEAVED, chunks
+    if not text.startswith("1f1b"):
+        row.note("1F1B assumed")
+    return ScheduleKind.ONE_F_ONE_B, 1
+
+
+def _zero(row: _Row, replicas: int) -> tuple[int, int]:
+    """Stage of ZeRO, and ranks of a shard group (0: all)."""
+    text = row.text("zero_fsdp").lower()
+    group = _GROUPS.search(text)
+    size = int(group[1] or group[2]) if group else 0
+    if size >= replicas or (size and replicas % size):
+        size = 0
+    if replicas == 1:
+        return 0, 0
+    if text.startswith(_SHARDS_ALL) or "fsdp" in text:
+        if text.startswith("hsdp"):
+            row.note("HSDP: shards inside a node")
+            size = min(8, replicas)
+        if "not resharded" in text:
+            row.note("weights are gathered once a step: priced as ZeRO-2")
+            return 2, size
+        return 3, size
+    if text.startswith(("zero-2", "shard_grad_op")):
+        return 2, size
+    if text.startswith("zero-1") or "distributed optimizer" in text:
+        return 1, size
+    if not text:
+        row.note("plain data parallelism assumed")
+    return 0, 0
+
+
+def _recompute(row: _Row) -> Recompute:
+    text = row.text("recompute").lower()
+    if text.startswith("full"):
+        return Recompute.LAYER
+    if text.startswith(("selective op", "selective: norm", "selective layer")):
+        row.note("norms and pointwise operators recomputed")
+        return Recompute.REGION
+    if text.startswith("selective"):
+        return Recompute.ATTENTION
+    if not text.startswith("none") or "not stated" in text:
+        row.note("no recomputation assumed")
+    return Recompute.NONE
+
+
+def _precision(row: _Row, stack: Stack) -> tuple[TrainingSpec, str | None]:
+    text = row.text("precision").lower()
+    half = "float16" if text.startswith("fp16") else "bfloat16"
+    linear = "float8_e4m3fn" if "fp8" in text or "float8" in text else None
+    if not text:
+        row.note("bfloat16 assumed")
+    if text.startswith(("fp32", "tf32")):
+        raise InvalidValueError(f"precision {text!r:.40} is not priced")
+    wide = half if stack.half_gradients else "float32"
+    if "grad accum in half" in text:
+        wide = half
+    if "fp32 grad" in text:
+        wide = "float32"
+    reduce = wide
+    settings = row.text("other_settings").lower()
+    if "mp mode pure" in settings:
+        reduce = half
+    if "params and optimizer state" in text:
+        return TrainingSpec("adamw", half, half, half, half), linear
+    return TrainingSpec("adamw", "float32", half, reduce, wide), linear
+
+
+def _ranks_per_node(row: _Row, plan: UniformPlan) -> int:
+    count = row.integer("gpus_per_node", min(8, plan.world_size), "nodes of eight")
+    return min(count, plan.world_size)

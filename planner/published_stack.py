@@ -1,0 +1,94 @@
+"""Training stacks by the names under which runs are published: what of a run they decide.
+
+A stack says which kernels and dtypes a row leaves out; how fast it is stands in its software
+profile (configs/software), nowhere else.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shardwise.ir.decoder import AttentionKernel
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A family of training software."""
+
+    software: str
+    """Name of its software profile."""
+    attention: AttentionKernel = AttentionKernel.FLASH
+    dropout: bool = False
+    half_gradients: bool = False
+    """Gradients are summed and reduced in the compute dtype."""
+    overlaps: bool = True
+    """Gradients are reduced beside the backward."""
+    overlaps_tensor: bool = False
+    """Messages of the tensor axis run beside the products that they feed."""
+    broadcasts: bool = False
+    """Ranks broadcast the weights that they stepped, one after the other."""
+    learned_positions: bool = True
+    bias: bool = True
+    notes: tuple[str, ...] = ()
+
+
+_OLD: Final = Stack(
+    "megatron-deepspeed", AttentionKernel.UNFUSED, dropout=True, half_gradients=True, overlaps=False
+)
+_FORK: Final = replace(_OLD, software="megatron-deepspeed-bigscience")
+_STACKS: Final[tuple[tuple[str, Stack], ...]] = (
+    ("megatron-deepspeed, new", Stack("megatron-deepspeed", overlaps=False)),
+    ("megatron-deepspeed (bigscience", _FORK),
+    ("megatron-deepspeed", _OLD),
+    (
+        "megatron-lm fork",
+        Stack("megatron-core", AttentionKernel.UNFUSED, dropout=True, overlaps=False),
+    ),
+    ("megatron-lm (jan 2024)", Stack("megatron-core")),
+    (
+        "megatron-lm",
+        Stack(
+            "megatron-lm-2021",
+            AttentionKernel.UNFUSED,
+            dropout=True,
+            half_gradients=True,
+            overlaps=False,
+        ),
+    ),
+    ("megatron-kwai", Stack("megatron-core")),
+    ("nemo megatron 23", Stack("nemo-23")),
+    (
+        "nemo/megatron-core, container nemo24",
+        Stack("nemo-24", AttentionKernel.FLASH_3, overlaps_tensor=True),
+    ),
+    ("nemo", Stack("nemo", AttentionKernel.FLASH_3, overlaps_tensor=True)),
+    ("megatron-bridge", Stack("megatron-bridge", AttentionKernel.FLASH_3, overlaps_tensor=True)),
+    (
+        "composer",
+        Stack(
+            "llm-foundry",
+            AttentionKernel.FLASH_1,
+            learned_positions=False,
+            bias=False,
+            notes=("attention assumed to be FlashAttention 1 where the profile knows it",),
+        ),
+    ),
+    ("torchtitan", Stack("torchtitan")),
+    ("internevo", Stack("internevo", half_gradients=True, broadcasts=True)),
+    ("nanotron", Stack("nanotron", overlaps=False)),
+    ("pytorch fsdp1", Stack("fms-fsdp", half_gradients=True)),
+    ("primus", Stack("primus")),
+)
+"""Beginning of the name, lower case -> stack; the first that fits."""
+_OTHER: Final = Stack("torch-cuda", notes=("stack not known: torch-cuda's profile",))
+
+
+def stack_of(framework: str, gpu: str = "") -> Stack:
+    """The stack that a framework's published name belongs to; the generic one with a note.
+
+    Megatron-LM on a GPU after the A100 is Megatron-Core.
+    """
+    name = framework.strip().lower()
+    if name.startswith("megatron-lm") and not re.search("a100|v100", gpu.lower()):
+        name = "megatron-lm (jan 2024)"
+    return next((stack for start, stack in _STACKS if name.startswith(start)), _OTHER)

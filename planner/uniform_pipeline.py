@@ -1,0 +1,151 @@
+"""The micro-batches of a uniform plan through its pipeline: when they end, what they keep.
+
+The order of actions is the schedule's (ir/schedule.py), the time of each that of its model part,
+and the event simulator says the rest. Messages between pipeline devices travel beside computing
+where the stack overlaps them, else both ends wait (Megatron-LM's batched point-to-point calls).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from shardwise.ir.decoder import DecoderShape
+from shardwise.ir.dtype import DTYPE_BYTES
+from shardwise.ir.schedule import ScheduleKind, actions
+from shardwise.ir.schedule_action import ActionKind
+from shardwise.ir.schedule_orders import Orders
+from shardwise.ir.schedule_zero_bubble import Costs
+from shardwise.planner.stage_layers import StageLayers
+from shardwise.planner.time_model import Pricer
+from shardwise.planner.uniform_plan import UniformPlan
+from shardwise.planner.uniform_units import PartCosts
+from shardwise.solvers.event_simulator import simulate
+from shardwise.solvers.timeline import memory
+
+_STEADY = 4
+"""Micro-batches for each device after which a pipeline of equal ones is in its steady state: the
+busiest device then never waits, and each more costs its time (tests/planner/test_uniform_price.py
+compares with all of them simulated)."""
+WEIGHT_KEPT = 0.5
+"""Share of the kept activations that the backward of weights reads: inputs of the products. Of the
+34 + 5 a s / h bytes of GPT with unfused attention that is 32 of them without the scores' (Qi et al.
+2024, table 1)."""
+_SPLITS = (ScheduleKind.ZB_H1, ScheduleKind.ZB_H2, ScheduleKind.ZB_V)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRun:
+    """All micro-batches of a step."""
+
+    time_s: float
+    last_backward_s: float
+    """Of the last micro-batch on the slowest device: what can hide the gradients' reduction."""
+    activation_bytes: tuple[float, ...]
+    """Most that each device holds beyond what rests."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One model part, for one micro-batch."""
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    kept_bytes: float
+    opened_bytes: float
+
+
+def pipeline(
+    plan: UniformPlan,
+    pricer: Pricer,
+    shape: DecoderShape,
+    layers: Sequence[StageLayers],
+    costs: PartCosts,
+    extras: Sequence[tuple[float, float]],
+) -> PipelineRun:
+    """Run every micro-batch; `extras` are the (forward, backward) seconds that the weights of each
+    model part add to it."""
+    splits = plan.schedule in _SPLITS
+    parts = [
+        _part(part, costs, extra, splits=splits) for part, extra in zip(layers, extras, strict=True)
+    ]
+    hop = _hop_s(plan, pricer, shape)
+    seconds = {
+        ActionKind.F: [part.forward_s for part in parts],
+        ActionKind.B: [part.backward_s for part in parts],
+        ActionKind.W: [part.weight_s for part in parts],
+    }
+    if plan.pipeline == 1:
+        one = parts[0]
+        total = plan.micro_batches * (one.forward_s + one.backward_s)
+        return PipelineRun(total, one.backward_s, (one.kept_bytes + one.opened_bytes,))
+    count = min(plan.micro_batches, _STEADY * plan.pipeline + plan.micro_batches % plan.pipeline)
+    orders = _orders(replace(plan, micro_batches=count), tuple(parts), hop)
+    ran = simulate(orders, lambda kind, chunk, _: seconds[kind][chunk], lambda *_: hop)
+    peaks = memory(
+        ran,
+        lambda chunk, _: parts[chunk].kept_bytes,
+        lambda chunk, _: WEIGHT_KEPT * parts[chunk].kept_bytes,
+        lambda kind, chunk, _: 0.0 if kind is ActionKind.F else parts[chunk].opened_bytes,
+    )
+    busiest = max(map(ran.busy_s, range(ran.devices))) / count
+    whole = ran.period_s if splits else ran.makespan_s
+    time_s = whole + (plan.micro_batches - count) * busiest
+    last = max(part.backward_s + part.weight_s for part in parts)
+    return PipelineRun(time_s, last, tuple(peak.bytes for peak in peaks))
+
+
+def _part(
+    part: StageLayers, costs: PartCosts, extra: tuple[float, float], *, splits: bool
+) -> _Part:
+    forward_s, backward_s = (
+        costs.layer.forward_s * part.layers,
+        costs.layer.backward_s * part.layers,
+    )
+    weight_s = costs.layer.weight_share * backward_s
+    kept, opened = costs.layer.kept_bytes * part.layers, costs.layer.opened_bytes
+    for there, one in ((part.first, costs.embed), (part.last, costs.head)):
+        if there:
+            forward_s, backward_s = forward_s + one.forward_s, backward_s + one.backward_s
+            weight_s += one.weight_share * one.backward_s
+            kept += one.kept_bytes
+            opened = max(opened, one.opened_bytes)
+    whole = backward_s + extra[1]
+    weight_s = weight_s if splits else 0.0
+    return _Part(forward_s + extra[0], whole - weight_s, weight_s, kept, opened)
+
+
+@lru_cache(maxsize=256)
+def _orders(plan: UniformPlan, parts: tuple[_Part, ...], hop_s: float) -> Orders:
+    if plan.schedule in _SPLITS:
+        seconds = {
+            ActionKind.F: [part.forward_s for part in parts],
+            ActionKind.B: [part.backward_s for part in parts],
+            ActionKind.W: [part.weight_s for part in parts],
+        }
+        return actions(
+            plan.schedule,
+            devices=plan.pipeline,
+            micro_batches=plan.micro_batches,
+            chunks_per_device=plan.chunks,
+            costs=Costs(lambda kind, chunk, _: seconds[kind][chunk], lambda *_: hop_s, WEIGHT_KEPT),
+        )
+    return _fixed(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks)
+
+
+@lru_cache(maxsize=256)
+def _fixed(kind: ScheduleKind, devices: int, micro_batches: int, chunks: int) -> Orders:
+    return actions(kind, devices=devices, micro_batches=micro_batches, chunks_per_device=chunks)
+
+
+def _hop_s(plan: UniformPlan, pricer: Pricer, shape: DecoderShape) -> float:
+    """Seconds of one message between neighbouring pipeline devices."""
+    if plan.pipeline == 1:
+        return 0.0
+    size = DTYPE_BYTES[pricer.training.compute_dtype]
+    rows = plan.micro_batch * plan.sequence_length // plan.context
+    message = rows * shape.hidden * size
+    if plan.sequence_parallel:
+        message //= plan.tensor
+    span = pricer.cluster.span(plan.tensor * plan.replicas, plan.pipeline)
+    return pricer.hardware.collective_s("send_recv", span, message)

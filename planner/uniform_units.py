@@ -1,0 +1,255 @@
+"""What one layer, the entrance and the exit of a decoder cost one rank, at one micro-batch.
+
+The units of the decoder's graph are localised over the tensor axis and priced by the same functions
+as any plan of ours (planner/time_model.py, planner/memory_model.py). The sequence is cut over
+`context` ranks: every unit sees its part, the attention core all keys, which travel in a ring.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shardwise.ir.decoder import DecoderShape
+from shardwise.ir.decoder_graph import LAYER, UNITS, decoder_graph
+from shardwise.ir.dtype import DTYPE_BYTES
+from shardwise.ir.layout import Shard
+from shardwise.ir.localise import localise
+from shardwise.ir.lowering import lower
+from shardwise.ir.mesh import Mesh, MeshAxis
+from shardwise.ir.program import Call, LocalProgram, Move, UnitProgram
+from shardwise.ir.redistribution import StepKind
+from shardwise.ir.strategy import Recompute, Role, Strategy
+from shardwise.ir.training import TrainingSpec
+from shardwise.planner.memory_model import SlotMemory, Terms, slot_memory
+from shardwise.planner.menu import MODEL_AXIS
+from shardwise.planner.operator_time import ATTENTION
+from shardwise.planner.sizes import local_bytes, number
+from shardwise.planner.time_model import Pricer
+from shardwise.planner.traffic import Messages, Traffic
+from shardwise.planner.uniform_plan import UniformPlan
+
+CORE = "core"
+PRODUCTS = frozenset({"aten.linear.default", "aten.matmul.default", *ATTENTION})
+"""Kinds whose results `Recompute.REGION` keeps; norms and what is pointwise is computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartCost:
+    """Of one part of the model on one rank, for one micro-batch."""
+
+    forward_s: float
+    """Messages of the tensor and context axes included."""
+    backward_s: float
+    """Recomputation included."""
+    weight_share: float
+    """Share of the backward that computes gradients of weights, which may wait."""
+    kept_bytes: float
+    """Between forward and backward."""
+    opened_bytes: float
+    """More while its backward runs: what it recomputes, and its largest call."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartCosts:
+    """Of the three parts of a decoder."""
+
+    embed: PartCost
+    layer: PartCost
+    head: PartCost
+
+
+class UniformUnits:
+    """Prices the parts of one decoder under uniform plans on one machine."""
+
+    def __init__(self, shape: DecoderShape, pricer: Pricer) -> None:
+        self.shape, self.pricer = shape, pricer
+
+    def costs(self, plan: UniformPlan) -> PartCosts:
+        """Of the embedding, one layer, and the head."""
+        traffic = _traffic(self.shape, self.pricer.training, plan.tensor, plan.sequence_parallel,
+                           self._link(plan))  # fmt: skip
+        memory = _memory(traffic)
+        prices = [self._unit(plan, traffic, name) for name in UNITS]
+        parts = []
+        for names in (("embed",), LAYER, ("head",)):
+            places = [UNITS.index(name) for name in names]
+            forward_s = backward_s = weight_s = 0.0
+            for place in places:
+                one = prices[place]
+                forward_s += one.forward_s
+                backward_s += one.backward_s + self._again_s(plan, UNITS[place], one)
+                weight_s += one.weight_s
+            kept, opened = self._bytes(plan, traffic, memory, places)
+            share = min(1.0, weight_s / backward_s) if backward_s else 0.0
+            parts.append(PartCost(forward_s, backward_s, share, kept, opened))
+        return PartCosts(*parts)
+
+    def _link(self, plan: UniformPlan) -> str:
+        return self.pricer.cluster.link_of(1, plan.tensor) if plan.tensor > 1 else ""
+
+    def _sizes(self, plan: UniformPlan, name: str) -> Mapping[str, int]:
+        """The core sees the whole sequence; its cost is then divided."""
+        length = plan.sequence_length
+        if name != CORE:
+            length = max(1, length // plan.context)
+        return {"B": plan.micro_batch, "S": length}
+
+    def _unit(self, plan: UniformPlan, traffic: Traffic, name: str) -> "_UnitPrice":
+        unit = traffic.program.units[UNITS.index(name)]
+        sizes = self._sizes(plan, name)
+        forward_s, backward_s, _ = self.pricer.calls_s(traffic, unit, sizes)
+        pointwise_s, _, _ = self.pricer.calls_s(traffic, unit, sizes, without=PRODUCTS)
+        weight_s = self.pricer.weight_gradients_s(traffic, unit, sizes)
+        back = traffic.backward_values(unit.steps, sizes)
+        if plan.sequence_parallel and plan.tensor > 1:
+            back += _gathers(traffic, unit, sizes)
+        if name == CORE and plan.context > 1:
+            forward_s, backward_s = forward_s / plan.context, backward_s / plan.context
+            forward_s += self._ring_s(plan, forward_s, 1)
+            backward_s += self._ring_s(plan, backward_s, 2)
+        forward_s += self._messages_s(
+            plan, traffic, traffic.forward_values(unit.steps, sizes), forward_s
+        )
+        backward_s += self._messages_s(plan, traffic, back, backward_s)
+        return _UnitPrice(forward_s, backward_s, weight_s, pointwise_s)
+
+    def _messages_s(
+        self, plan: UniformPlan, traffic: Traffic, messages: Messages, compute_s: float
+    ) -> float:
+        """Seconds that messages of the tensor axis add to a unit's compute."""
+        whole = self.pricer.messages_s(messages, traffic)
+        if not plan.overlap_tensor or not whole:
+            return whole
+        return self.pricer.shown_s(whole, compute_s, self.pricer.cluster.span(1, plan.tensor))
+
+    def _ring_s(self, plan: UniformPlan, compute_s: float, tensors: int) -> float:
+        """Keys and values go round while the core computes; what compute does not hide shows."""
+        shape, size = self.shape, DTYPE_BYTES[self.pricer.training.compute_dtype]
+        rows = plan.micro_batch * plan.sequence_length // plan.context
+        heads = max(1, shape.kv_heads // plan.tensor)
+        hop = 2 * tensors * rows * heads * shape.head_size * size
+        span = self.pricer.cluster.span(plan.tensor, plan.context)
+        one = self.pricer.hardware.collective_s("send_recv", span, hop)
+        total = one * (plan.context - 1)
+        overlap = self.pricer.hardware.link(span.link).overlap.value
+        return total - min(total * overlap, compute_s)
+
+    def _again_s(self, plan: UniformPlan, name: str, one: "_UnitPrice") -> float:
+        """The forward once more, with its messages, where it is recomputed."""
+        if name not in LAYER or plan.recompute is Recompute.NONE:
+            return 0.0
+        if plan.recompute is Recompute.ATTENTION and name != CORE:
+            return 0.0
+        return one.pointwise_s if plan.recompute is Recompute.REGION else one.forward_s
+
+    def _bytes(
+        self, plan: UniformPlan, traffic: Traffic, memory: SlotMemory, places: list[int]
+    ) -> tuple[float, float]:
+        """(kept between the passes, more while the backward of the part runs)."""
+        kept = opened = transient = 0.0
+        inputs = 0.0
+        for place in places:
+            name, unit = UNITS[place], traffic.program.units[place]
+            sizes = self._sizes(plan, name)
+            share = plan.context if name == CORE else 1
+            before = memory.phases[place - 1].kept if place else ()
+            own = _total(memory.phases[place].kept, sizes) - _total(before, sizes)
+            if plan.sequence_parallel and plan.tensor > 1:
+                own -= _gathered_bytes(traffic, unit, sizes)
+            own /= share
+            read = sum(number(size, sizes) for size in traffic.unit_saves(unit).inputs.values())
+            if place == places[0]:
+                inputs = read / share
+            if name == CORE and plan.recompute is Recompute.ATTENTION:
+                kept += read / share
+                opened += max(0.0, own - read / share)
+            else:
+                kept += own
+            largest = max((number(s, sizes) for s in memory.phases[place].transient), default=0)
+            transient = max(transient, largest / share)
+        if UNITS[places[0]] not in LAYER:
+            return kept, opened + transient
+        if plan.recompute is Recompute.LAYER:
+            return inputs, kept - inputs + transient
+        if plan.recompute is Recompute.REGION:
+            results = sum(self._results(plan, traffic, place) for place in places)
+            return min(kept, inputs + results), max(0.0, kept - inputs - results) + transient
+        return kept, opened + transient
+
+    def _results(self, plan: UniformPlan, traffic: Traffic, place: int) -> float:
+        """Bytes of the results of products and attention of a unit."""
+        sizes = self._sizes(plan, UNITS[place])
+        share = plan.context if UNITS[place] == CORE else 1
+        return sum(
+            local_bytes(spec, layout.forward, traffic.mesh, sizes) / share
+            for step in traffic.program.units[place].steps
+            if isinstance(step, Call) and step.operator.kind in PRODUCTS
+            for spec, layout in zip(step.operator.outputs, step.writes, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitPrice:
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    pointwise_s: float
+    """The forward's calls that are no product and no attention, without messages."""
+
+
+@lru_cache(maxsize=512)
+def _traffic(
+    shape: DecoderShape, training: TrainingSpec, tensor: int, sequence: bool, link: str
+) -> Traffic:
+    """The local program over the tensor axis; one layer of the decoder."""
+    graph, units = decoder_graph(shape, training.compute_dtype)
+    mesh = Mesh((MeshAxis(MODEL_AXIS, tensor, link),) if tensor > 1 else ())
+    name = "tensor_sequence" if sequence else "tensor"
+    roles = tuple((axis.name, Role.TENSOR) for axis in mesh.axes)
+    program = localise(graph, units, mesh, [Strategy(name, roles, (), ())] * len(units))
+    return Traffic(program, {}, training)
+
+
+_MEMORIES: dict[int, tuple[LocalProgram, SlotMemory]] = {}
+
+
+def _memory(traffic: Traffic) -> SlotMemory:
+    """Kept bytes of the units one after the other, none recomputed."""
+    known = _MEMORIES.get(id(traffic.program))
+    if known is None:
+        count = len(traffic.program.units)
+        memory = slot_memory(traffic, range(count), [False] * count)
+        known = _MEMORIES[id(traffic.program)] = (traffic.program, memory)
+    return known[1]
+
+
+def _total(terms: Terms, sizes: Mapping[str, int]) -> float:
+    return float(sum(count * number(size, sizes) for size, count in terms))
+
+
+def _gather_moves(traffic: Traffic, unit: UnitProgram) -> list[Move]:
+    """Moves that gather the sequence: Megatron keeps the part and gathers again in the backward
+    (Korthikanti et al. 2022, section 4.2.2)."""
+    return [
+        step
+        for step in unit.steps
+        if isinstance(step, Move)
+        and step.needs_gradient
+        and any(isinstance(p, Shard) for _, p in step.source.forward.entries)
+        and [s.kind for s in lower(step.source.forward, step.target.forward, traffic.mesh)]
+        == [StepKind.ALL_GATHER]
+    ]
+
+
+def _gathers(traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]) -> Messages:
+    return traffic.forward_values(_gather_moves(traffic, unit), sizes)
+
+
+def _gathered_bytes(traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]) -> float:
+    """Bytes that are not kept where the gathered value is made again from its part."""
+    mesh = traffic.mesh
+    return sum(
+        local_bytes(move.spec, move.target.forward, mesh, sizes)
+        - local_bytes(move.spec, move.source.forward, mesh, sizes)
+        for move in _gather_moves(traffic, unit)
+    )
