@@ -9,6 +9,7 @@ other groups. `before`: efficiency 1, and the launch floor that the stack's othe
 
 import argparse
 import platform
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -215,12 +216,32 @@ def report(prices: Prices, fits: Fits, runs: Sequence[Run], refused: dict[str, s
     return "\n\n".join(parts)
 
 
+def write_profiles(fits: Fits, runs: Sequence[Run], folder: Path) -> None:
+    """Put fitted scalars into the software profiles that stacks of published runs have."""
+    for stack, profile in fits.after.items():
+        sources = sorted({run.source for run in runs if run.stack == stack and run.measured_s})
+        path = folder / f"{stack}.toml"
+        if stack == "torch-cuda" or not sources:
+            continue  # what plans of our own are priced with says its own sources
+        source = (
+            f"published, fitted by benchmarks/validation.py on every third group of the runs of "
+            f"{', '.join(sources)}"
+        )
+        figures = (("efficiency", profile.efficiency), ("launch_floor_s", profile.launch_floor_s))
+        text = path.read_text(encoding="utf-8")
+        for key, constant in figures:
+            line = f'{key} = {{ value = {constant.value:g}, source = "{source}" }}'
+            text = re.sub(rf"^{key} = .*$", line, text, flags=re.MULTILINE)
+        path.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     """Print the tables, or write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--validation", type=Path, required=True)
     parser.add_argument("--only", default="", help="sources whose name contains this")
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--profiles", type=Path, help="folder of software profiles to write to")
     parser.add_argument("--rows", action="store_true", help="print every run")
     options = parser.parse_args()
     began = time.process_time()
@@ -228,6 +249,8 @@ def main() -> None:
     runs = [run for run in runs if options.only in run.source]
     prices = Prices()
     fits = fit_all(prices, runs)
+    if options.profiles:
+        write_profiles(fits, runs, options.profiles)
     text = report(prices, fits, runs, refused)
     if options.rows:
         for run in runs:

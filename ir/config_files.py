@@ -88,6 +88,7 @@ def load_hardware(path: str | Path, *, nodes: int = DEFAULT_NODES) -> HardwarePr
             tuple(peaks),
             tuple(curves),
             tuple(links),
+            form.processors and _figure(path, "processors", form.processors, "count"),
         )
 
 

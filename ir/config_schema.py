@@ -72,6 +72,7 @@ class HardwareForm(ConfigForm):
     memory_bandwidth_bytes_per_s: FigureForm
     context_bytes: FigureForm
     group_bytes: FigureForm
+    processors: FigureForm | None = None
     peak_flops_per_s: dict[str, FigureForm]
     efficiency: dict[str, EfficiencyForm]
     links: list[LinkForm]

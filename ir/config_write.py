@@ -18,6 +18,7 @@ def hardware_toml(profile: HardwareProfile) -> str:
         f"memory_bandwidth_bytes_per_s = {_figure(profile.memory_bandwidth)}",
         f"context_bytes = {_figure(profile.context_bytes)}",
         f"group_bytes = {_figure(profile.group_bytes)}",
+        *([f"processors = {_figure(profile.processors)}"] if profile.processors else []),
         "",
         "[peak_flops_per_s]",
     ]

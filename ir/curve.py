@@ -19,8 +19,9 @@ from shardwise.ir.scanner import Scanner, quote_string, shown
 
 T = TypeVar("T")
 
-UNITS: Final = ("s", "bytes", "bytes/s", "FLOP", "FLOP/s", "ratio")
-"""The units there are; `ratio` is dimensionless. Seconds and bytes, never multiples of them."""
+UNITS: Final = ("s", "bytes", "bytes/s", "FLOP", "FLOP/s", "ratio", "count")
+"""The units there are; `ratio` and `count` are dimensionless. Seconds and bytes, never multiples of
+them."""
 
 ENDS: Final = ("clamp", "proportional")
 """What lies above the last point of a curve: its last value, or that value growing with x."""

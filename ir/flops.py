@@ -134,10 +134,12 @@ def backward_moved(operator: Operator, specs: Specs, needs: Sequence[bool]) -> s
     """Bytes that the backward of an operator without products reads and writes.
 
     A linear map moves what its forward moves. Any other also reads each operand that needs a
-    gradient again, to scale the gradient: gelu reads x and dy and writes dx. A cross-entropy reads
-    its log-probabilities and writes as much.
+    gradient again, to scale the gradient: gelu reads x and dy and writes dx. A cross-entropy makes
+    a gradient of zeros and one for each row, and from that and its log-probabilities the result.
     """
     forward = moved(operator, specs)
+    if operator.kind == "aten.cross_entropy_loss.default":
+        return 4 * nbytes(specs[0])
     if operator.kind in VIEWS or operator.kind.split(".")[1] in _LINEAR_MAPS:
         return forward
     again = (nbytes(spec) for spec, needed in zip(specs, needs, strict=True) if needed)

@@ -60,6 +60,9 @@ class HardwareProfile:
     efficiency: tuple[tuple[str, Curve], ...]
     """(key, share of the peak by FLOP or bytes of one call)."""
     links: tuple[LinkClass, ...]
+    processors: Constant | None = None
+    """Multiprocessors that each compute a tile of a product at a time; None where that is not how
+    products are computed (cpu)."""
 
     def __post_init__(self) -> None:
         check_profile_name(self.name, "a hardware profile")
@@ -71,6 +74,15 @@ class HardwareProfile:
                 raise InvalidValueError(
                     f"{field} of {self.name} is in {constant.unit}; give it in {unit}"
                 )
+        if self.processors is not None and (
+            not isinstance(self.processors, Constant)
+            or self.processors.unit != "count"
+            or not self.processors.value >= 1
+        ):
+            raise InvalidValueError(
+                f"processors of {self.name} are {shown(self.processors)}; give a Constant that is "
+                "a count of at least 1"
+            )
         if self.memory_bytes.value == 0 or self.memory_bandwidth.value == 0:
             raise InvalidValueError(f"{self.name} has no memory; give bytes and bandwidth")
         check_kinds(self.links, LinkClass, f"links of {self.name}")
@@ -217,6 +229,8 @@ class HardwareProfile:
         """Every figure of the profile with its path, in a fixed order."""
         for field in _UNITS:
             yield field, getattr(self, field)
+        if self.processors is not None:
+            yield "processors", self.processors
         for dtype, constant in self.peak_flops_per_s:
             yield f"peak_flops_per_s.{dtype}", constant
         for key, curve in self.efficiency:
@@ -237,6 +251,8 @@ class HardwareProfile:
     def __str__(self) -> str:
         lines = [f"{self.name} {self.device}"]
         lines += [f"{field} {getattr(self, field)}" for field in _UNITS]
+        if self.processors is not None:
+            lines.append(f"processors {self.processors}")
         lines += [f"peak {dtype} {constant}" for dtype, constant in self.peak_flops_per_s]
         lines += [f"efficiency {key} {curve}" for key, curve in self.efficiency]
         lines += [f"link {link}" for link in self.links]
@@ -257,6 +273,7 @@ class HardwareProfile:
         for field in _UNITS:
             scanner.expect(f"\n{field} ")
             constants[field] = Constant.scan(scanner)
+        processors = Constant.scan(scanner) if scanner.take("\nprocessors ") else None
         peaks: list[tuple[str, Constant]] = []
         while scanner.take("\npeak "):
             dtype = scanner.need(_WORD, "a dtype")
@@ -280,4 +297,5 @@ class HardwareProfile:
             tuple(peaks),
             tuple(curves),
             tuple(links),
+            processors,
         )

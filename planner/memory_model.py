@@ -30,6 +30,8 @@ from shardwise.ir.program import Call, Move, UnitProgram, Use, local_spec
 from shardwise.planner.sizes import local_bytes, number
 from shardwise.planner.traffic import Traffic
 
+_TWO_GRADIENTS = "aten.cross_entropy_loss.default"
+"""Its backward holds the gradients of log-probabilities and of scores at once."""
 Terms = tuple[tuple[sympy.Expr, int], ...]
 """Bytes per rank as expressions of the global sizes, and how often each counts."""
 
@@ -139,7 +141,8 @@ def _transient(unit: UnitProgram, mesh: Mesh) -> tuple[sympy.Expr, ...]:
                 nbytes(local_spec(spec, layout.forward, mesh))
                 for spec, layout in zip(specs, layouts, strict=True)
             )
-            found[sympy.Add(*sizes)] = None
+            twice = step.operator.kind == _TWO_GRADIENTS and step.library is None
+            found[sympy.Add(*sizes) * (2 if twice else 1)] = None
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ row that lacks what nothing can stand for raises InvalidValueError with the reas
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shardwise.ir.decoder import AttentionKernel, DecoderShape
@@ -19,8 +19,15 @@ from shardwise.planner.published_stack import Stack, stack_of
 from shardwise.planner.uniform_plan import UniformPlan
 
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?")
+_MOST: Final = 10**12
+"""Of a count: more is a slip of the pen."""
 _SHARDS_ALL: Final = ("fsdp", "full_shard", "zero-3", "hsdp")
 _GROUPS: Final = re.compile(r"within groups of (\d+)|shard (\d+)")
+_NOT_MODELLED: Final = (
+    "chunked cross entropy", "8-bit", "fused in backward", "offload to", "unpacked)",
+)  # fmt: skip
+"""Words of settings that change memory or work in a way that no price knows. A run that is not
+packed has shorter documents than its length says."""
 VOCABULARY: Final = 50304
 """Where a row has none: GPT-2's table padded to a multiple of 128 (Megatron-LM's default)."""
 
@@ -63,9 +70,10 @@ class _Row:
             if why:
                 self.notes.append(f"{name} {default} assumed: {why}")
             return default
-        if not _NUMBER.fullmatch(text) or float(text) != int(float(text)) or float(text) < 0:
+        number = float(text) if _NUMBER.fullmatch(text) else -1.0
+        if not (name != "glu") <= number <= _MOST or number % 1:
             raise InvalidValueError(f"{name} is {text!r:.40}; a whole number is wanted")
-        return int(float(text))
+        return int(number)
 
     def known(self, name: str) -> int | None:
         return self.integer(name) if self.text(name) else None
@@ -80,6 +88,10 @@ def read_row(cells: Mapping[str, str]) -> PublishedRun:
     row = _Row(cells)
     if row.text("arch") not in ("", "dense"):
         raise InvalidValueError(f"arch {row.text('arch')!r:.40}: only dense decoders are priced")
+    settings = row.text("other_settings").lower()
+    for word in _NOT_MODELLED:
+        if word in settings:
+            raise InvalidValueError(f"other_settings has {word!r}, which is not modelled")
     stack = stack_of(row.text("framework"), row.text("gpu"))
     for text in stack.notes:
         row.note(text)
@@ -110,7 +122,7 @@ def _shape(row: _Row, stack: Stack) -> DecoderShape:
     length = row.integer("seq_len")
     if stack.attention is AttentionKernel.UNFUSED:
         row.note("attention core unfused")
-    return DecoderShape(
+    shape = DecoderShape(
         layers,
         hidden,
         heads,
@@ -126,6 +138,16 @@ def _shape(row: _Row, stack: Stack) -> DecoderShape:
         bias=not gated and stack.bias,
         tied=not gated,
     )
+    return _tied_as_counted(row, shape)
+
+
+def _tied_as_counted(row: _Row, shape: DecoderShape) -> DecoderShape:
+    """Whether the output layer has a table of its own, by the printed number of parameters."""
+    text = row.text("params_b")
+    if not _NUMBER.fullmatch(text):
+        return shape
+    forms = [replace(shape, tied=tied) for tied in (shape.tied, not shape.tied)]
+    return min(forms, key=lambda form: abs(form.parameters - float(text) * 1e9))
 
 
 def _plan(row: _Row, stack: Stack) -> UniformPlan:

