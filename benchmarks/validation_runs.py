@@ -16,13 +16,11 @@ from shardwise.planner.price_runs import RunPricer
 from shardwise.planner.published_row import PublishedRun, read_row
 from shardwise.planner.uniform_price import UniformPrice
 
-EFFICIENCIES: Final = tuple(round(1 - 0.05 * step, 2) for step in range(13))
-FLOORS_S: Final = (
-    2e-6, 4e-6, 7e-6, 1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5, 6e-5, 6.5e-5, 7e-5, 8e-5
-)  # fmt: skip
+EFFICIENCIES: Final = tuple(round(1 - 0.05 * step, 2) for step in range(10))
+FLOORS_S: Final = (2e-6, 7e-6, 1.5e-5, 3e-5, 4.5e-5, 6e-5, 6.5e-5, 7e-5, 8e-5)
 NEUTRAL_FLOOR_S: Final = 7e-6
 """Launch floor where no other source of the same stack says one (configs/software/torch-cuda)."""
-MOST_RUNS: Final = 24
+MOST_RUNS: Final = 16
 APART: Final = math.log(1.05)
 """Pairs nearer than 5 % are noise (vendor releases of one plan differ by that much)."""
 LEAST_PLANS: Final = 4

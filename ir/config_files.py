@@ -88,7 +88,9 @@ def load_hardware(path: str | Path, *, nodes: int = DEFAULT_NODES) -> HardwarePr
             tuple(peaks),
             tuple(curves),
             tuple(links),
-            form.processors and _figure(path, "processors", form.processors, "count"),
+            None
+            if form.processors is None
+            else _figure(path, "processors", form.processors, "count"),
         )
 
 

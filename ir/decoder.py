@@ -56,6 +56,10 @@ class DecoderShape:
     """Linear layers have biases."""
     tied: bool = False
     """The output layer reads the embedding's table."""
+    fused_loss: bool = False
+    """The loss reads logits in the compute dtype and never stores them in float32."""
+    fused_gate: bool = False
+    """silu and the product with the other projection are one kernel, which keeps its operands."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "heads", "kv_heads", "ffn", "vocabulary"):

@@ -222,7 +222,9 @@ class _Builder:
         x = self._like("residual1", "add.Tensor", x, out)
         normed = self._norm("norm2", x)
         up = self._linear("up", normed, shape.ffn)
-        if shape.gated:
+        if shape.gated and shape.fused_gate:
+            inner = self._like("gated", "mul.Tensor", self._linear("gate", normed, shape.ffn), up)
+        elif shape.gated:
             gate = self._like("act", "silu.default", self._linear("gate", normed, shape.ffn))
             inner = self._like("gated", "mul.Tensor", gate, up)
         else:
@@ -238,10 +240,11 @@ class _Builder:
         logits = TensorSpec((_B, _S, shape.vocabulary), self.dtype)
         self._op("logits", "linear.default", [Ref(x), table], logits)
         rows = self._view("rows", "logits", _B * _S, shape.vocabulary)
-        wide = TensorSpec((_B * _S, shape.vocabulary), "float32")
-        self._op("wide", "to.dtype", [Ref(rows), Dtype("float32")], wide)
+        if not shape.fused_loss:
+            wide = TensorSpec((_B * _S, shape.vocabulary), "float32")
+            rows = self._op("wide", "to.dtype", [Ref(rows), Dtype("float32")], wide)
         targets = self._view("targets", "labels", _B * _S)
-        args: list[Argument] = [Ref("wide"), Ref(targets), None, _SUM, -100]
+        args: list[Argument] = [Ref(rows), Ref(targets), None, _SUM, -100]
         loss = self._op("loss", "cross_entropy_loss.default", args, TensorSpec((), "float32"))
         self._op("counted", "ne.Scalar", [Ref(targets), -100], TensorSpec((_B * _S,), "bool"))
         weight = self._op("weight", "sum.default", [Ref("counted")], TensorSpec((), "int64"))

@@ -60,7 +60,8 @@ class OperatorTime:
         if not call.needs_gradient:
             return forward, 0.0
         again = number(backward_moved(operator, call.operand_specs, needs), sizes) / call.parts
-        return forward, self._floored(self.hardware.memory_s(again, _memory_key(call)))
+        key = f"{_memory_key(call)}.backward"
+        return forward, self._floored(self.hardware.memory_s(again, key))
 
     def _product(
         self, call: Call, flops: float, moved: float, back: float, sizes: Mapping[str, int]
@@ -70,10 +71,16 @@ class OperatorTime:
             dtype = call.operator.outputs[0].dtype
             kernel = dict(call.operator.kwargs).get("kernel")
             kernel = f".{kernel}" if kernel else ""
-            forward = self._floored(roofline_s(f"attention{kernel}", dtype, flops, moved))
+            size, heads = self._heads(call, sizes)
+
+            def attention_s(key: str, work: float, bytes_: float) -> float:
+                one = roofline_s(f"{key}{size}", dtype, work / heads, bytes_ / heads)
+                return self._floored(heads * one)
+
+            forward = attention_s(f"attention{kernel}", flops, moved)
             if not back:
                 return forward, 0.0
-            return forward, self._floored(roofline_s("attention.backward", dtype, back, 2 * moved))
+            return forward, attention_s("attention.backward", back, 2 * moved)
         compute = self.hardware.compute_s("matmul", self._dtype(call), flops)
         bytes_s = self.hardware.memory_s(moved)
         forward_tiles, backward_tiles = self._tiling(call, sizes)
@@ -84,6 +91,22 @@ class OperatorTime:
             operands, gradient = self._casts(call, sizes)
             return forward + operands, count * each + gradient
         return forward, count * each
+
+    def _heads(self, call: Call, sizes: Mapping[str, int]) -> tuple[str, float]:
+        """Ending of the key of the nearest head size that `shardwise profile` measured, and how
+        many heads, of all documents, one call of the curve's kind does: a core one at a time."""
+        before = "attention.backward.d"
+        keys = (key for key, _ in self.hardware.efficiency if key.startswith(before))
+        known = {int(key.removeprefix(before).split(".")[0]) for key in keys}
+        if not known:
+            return "", 1.0
+        query = call.operand_specs[0].shape
+        size = int(number(query[-1], sizes))
+        ending = f".d{min(known, key=lambda one: abs(math.log(one / size)))}"
+        if self.hardware.device != "cpu":
+            return ending, 1.0
+        heads = number(query[0], sizes) * number(query[1], sizes) / call.parts
+        return ending, max(1.0, heads)
 
     def _tiling(self, call: Call, sizes: Mapping[str, int]) -> tuple[float, float]:
         """Factors by which the last, partly filled round of tiles lengthens a linear: forward, and
@@ -145,8 +168,9 @@ class OperatorTime:
 def tile_rounds(rows: int, columns: int, processors: int) -> float:
     """Time of a product over what it would be if its tiles filled every round of the processors.
 
-    At 2048 x 5376 on 108 processors 3.1 rounds of tiles take 4. Below one full round the measured
-    curve by FLOP already has the loss: 1. The best of TILES is taken, as libraries do.
+    At 2048 x 5376 on 108 processors 3.1 rounds of large tiles would take 4, and 6.2 of small ones
+    7, which is better. Below one full round the measured curve by FLOP already has the loss: 1. The
+    best of TILES is taken, as libraries do.
     """
     best = math.inf
     for height, width, cost in TILES:

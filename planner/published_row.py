@@ -137,6 +137,8 @@ def _shape(row: _Row, stack: Stack) -> DecoderShape:
         rms_norm=gated,
         bias=not gated and stack.bias,
         tied=not gated,
+        fused_loss=stack.fuses,
+        fused_gate=stack.fuses,
     )
     return _tied_as_counted(row, shape)
 

@@ -27,6 +27,8 @@ class Stack:
     """Messages of the tensor axis run beside the products that they feed."""
     broadcasts: bool = False
     """Ranks broadcast the weights that they stepped, one after the other."""
+    fuses: bool = False
+    """The loss never stores logits in float32, and the gate of SwiGLU is one kernel."""
     learned_positions: bool = True
     bias: bool = True
     notes: tuple[str, ...] = ()
@@ -55,13 +57,13 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
             overlaps=False,
         ),
     ),
-    ("megatron-kwai", Stack("megatron-core")),
+    ("megatron-kwai", Stack("megatron-core", fuses=True)),
     ("nemo megatron 23", Stack("nemo-23")),
     (
         "nemo/megatron-core, container nemo24",
-        Stack("nemo-24", AttentionKernel.FLASH_3, overlaps_tensor=True),
+        Stack("nemo-24", AttentionKernel.FLASH_3, overlaps_tensor=True, fuses=True),
     ),
-    ("nemo", Stack("nemo", AttentionKernel.FLASH_3, overlaps_tensor=True)),
+    ("nemo", Stack("nemo", AttentionKernel.FLASH_3, overlaps_tensor=True, fuses=True)),
     ("megatron-bridge", Stack("megatron-bridge", AttentionKernel.FLASH_3, overlaps_tensor=True)),
     (
         "composer",
@@ -70,10 +72,11 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
             AttentionKernel.FLASH_1,
             learned_positions=False,
             bias=False,
+            fuses=True,
             notes=("attention assumed to be FlashAttention 1 where the profile knows it",),
         ),
     ),
-    ("torchtitan", Stack("torchtitan")),
+    ("torchtitan", Stack("torchtitan", fuses=True)),
     ("internevo", Stack("internevo", half_gradients=True, broadcasts=True)),
     ("nanotron", Stack("nanotron", overlaps=False)),
     ("pytorch fsdp1", Stack("fms-fsdp", half_gradients=True)),

@@ -156,6 +156,7 @@ class UniformUnits:
             own = _total(memory.phases[place].kept, sizes) - _total(before, sizes)
             if plan.sequence_parallel and plan.tensor > 1:
                 own -= _gathered_bytes(traffic, unit, sizes)
+            own -= self._lowered_bytes(traffic, unit, sizes)
             own /= share
             read = sum(number(size, sizes) for size in traffic.unit_saves(unit).inputs.values())
             if place == places[0]:
@@ -175,6 +176,26 @@ class UniformUnits:
             results = sum(self._results(plan, traffic, place) for place in places)
             return min(kept, inputs + results), max(0.0, kept - inputs - results) + transient
         return kept, opened + transient
+
+    def _lowered_bytes(
+        self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]
+    ) -> float:
+        """Bytes that are not kept where products in float8 keep their inputs in it."""
+        low = self.pricer.linear_dtype
+        if low is None:
+            return 0.0
+        inputs = {
+            step.operator.refs()[0]: (step.operand_specs[0], step.reads[0].forward)
+            for step in unit.steps
+            if isinstance(step, Call)
+            and step.operator.kind == "aten.linear.default"
+            and step.operator.module_path
+        }
+        return sum(
+            local_bytes(spec, layout, traffic.mesh, sizes)
+            * (1 - DTYPE_BYTES[low] / DTYPE_BYTES[spec.dtype])
+            for spec, layout in inputs.values()
+        )
 
     def _results(self, plan: UniformPlan, traffic: Traffic, place: int) -> float:
         """Bytes of the results of products and attention of a unit."""
