@@ -45,11 +45,36 @@ def _options(
 
 
 @app.command()
-def explain(plan: PlanPath) -> None:
-    """Print a plan: mesh, stages, parameters, and the strategies and prices of each bucket."""
-    from shardwise.ir import plan_file, plan_text
+def explain(
+    plan: PlanPath,
+    flags: Annotated[
+        str | None, typer.Option(help="Your own plan, to price beside it: 'tp=8 pp=4 ...'.")
+    ] = None,
+    flags_file: Annotated[
+        Path | None, typer.Option(help="The same from a Megatron script or torchtitan TOML.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="With flags: hf:config.json.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="With flags: the plan's cluster.")] = None,
+) -> None:
+    """Print a plan: mesh, stages, parameters, and the strategies and prices of each bucket.
 
-    typer.echo(plan_text.render(plan_file.load(plan)), nl=False)
+    With --flags or --flags-file: the prices of another plan beside it; see docs/prices.md.
+    """
+    from shardwise.ir import plan_file, plan_text
+    from shardwise.ir.errors import InvalidValueError
+
+    made = plan_file.load(plan)
+    if flags is None and flags_file is None:
+        if model is not None or cluster is not None:
+            raise InvalidValueError("--model and --cluster go with --flags; give your own plan")
+        typer.echo(plan_text.render(made), nl=False)
+        return
+    if model is None or cluster is None:
+        raise InvalidValueError("--flags needs --model hf:config.json and --cluster of the plan")
+    from shardwise.planner.compare import compare
+
+    beside = compare(made, model=model, cluster=cluster, flags=flags, flags_file=flags_file)
+    typer.echo(str(beside))
 
 
 JobPath = Annotated[Path, typer.Argument(metavar="JOB.toml", help="A job file.")]
@@ -117,6 +142,7 @@ def plan_command(
         lengths=lengths,
         tokens_per_step=tokens_per_step,
         memory_limit_bytes_per_rank=memory_limit,
+        say=typer.echo,
     )
     typer.echo(plan_text.render(made), nl=False)
     typer.echo(f"\n{batcher_line(made, lengths)}")
@@ -154,13 +180,71 @@ def verify_command(
     plan: PlanPath,
     job: Annotated[Path, typer.Option(help="Job file: the model of the plan.")],
 ) -> None:
-    """Replay a plan in float64 on simulated ranks and compare it with one process."""
+    """Replay a plan on simulated ranks and compare it with one process; see docs/run.md."""
     from shardwise.ir import plan_file
     from shardwise.runtime.job_schema import load_job
-    from shardwise.runtime.launch import build_model
-    from shardwise.runtime.verify import verify
+    from shardwise.runtime.verify_command import verify_language_model
 
-    report = verify(plan_file.load(plan), build_model(load_job(job)))
+    made = plan_file.load(plan)
+    report = verify_language_model(made, load_job(job).model.spec)
     typer.echo(str(report))
     if not report.passed:
         raise typer.Exit(1)
+
+
+@app.command(name="price")
+def price_command(
+    runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="A table of training runs.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")],
+    configs: Annotated[
+        Path | None, typer.Option(help="Folder of hardware/ and software/ profiles.")
+    ] = None,
+) -> None:
+    """Predict time and memory of every row of a table of runs; see docs/prices.md."""
+    from shardwise.planner.price_command import price_table
+
+    typer.echo(str(price_table(runs, output, configs=configs)))
+    typer.echo(f"wrote {output}")
+
+
+@app.command(name="simulate")
+def simulate_command(
+    plan: PlanPath,
+    lengths: Annotated[Path, typer.Option(help="The length histogram of the plan (CSV).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Chrome trace to write.")],
+    seed: Annotated[int, typer.Option(help="Of the global batches.")] = 0,
+    step: Annotated[int, typer.Option(help="Which of them.")] = 0,
+) -> None:
+    """Draw one step of a plan, print its time and write its trace (opens in ui.perfetto.dev)."""
+    from shardwise.ir import plan_file
+    from shardwise.ir.lengths_file import read_lengths
+    from shardwise.planner.simulate import simulate_step
+
+    simulated = simulate_step(plan_file.load(plan), read_lengths(lengths), seed=seed, step=step)
+    simulated.save_trace(output)
+    typer.echo(f"{simulated}\nwrote {output}")
+
+
+@app.command(name="profile")
+def profile_command(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Hardware file to write.")],
+    software: Annotated[
+        Path | None, typer.Option(help="Software file to write (default: OUTPUT-software.toml).")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    cluster: Annotated[
+        Path | None, typer.Option(help="Cluster file: its levels (default: as torchrun says).")
+    ] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer repeats: coarser figures.")] = False,
+) -> None:
+    """Measure this machine on all ranks of torchrun; write what plans are priced with."""
+    from shardwise.runtime.profile_command import profile
+
+    profile(
+        output,
+        software_output=software,
+        device=device,
+        cluster=cluster,
+        quick=quick,
+        say=typer.echo,
+    )
