@@ -52,11 +52,12 @@ def _default(value: Any) -> str:
     assert value is not PydanticUndefined
     if value is None:
         return "none"
-    return f"`{value!r}`".replace("'", '"')
+    text = repr(value).lower() if isinstance(value, bool) else repr(value)
+    return f"`{text}`".replace("'", '"')
 
 
 def _type(kind: Any) -> str:
-    names = {str: "text", int: "integer", float: "number"}
+    names = {bool: "boolean", str: "text", int: "integer", float: "number"}
     if get_origin(kind) is list:
         return f"list of {_type(get_args(kind)[0])}s"
     if isinstance(kind, types.UnionType):

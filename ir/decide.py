@@ -30,7 +30,14 @@ _RANDOM: dict[str, tuple[int, str]] = {
     "aten.native_dropout.default": (1, "p"),
     "aten.scaled_dot_product_attention.default": (4, "dropout_p"),
 }
-"""Kinds that draw random numbers -> where their probability stands; `train` follows p."""
+"""Kinds that drop at random -> where their probability stands; `train` follows p."""
+_DRAWS = frozenset({
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal",
+    "normal_", "uniform", "uniform_", "bernoulli", "bernoulli_", "multinomial", "poisson", "rrelu",
+    "exponential", "exponential_", "geometric", "geometric_", "cauchy", "cauchy_", "log_normal",
+    "log_normal_", "random", "random_", "binomial", "rrelu_with_noise", "gumbel_softmax",
+})  # fmt: skip
+"""Names of operators whose results differ from run to run, and from rank to rank."""
 States = tuple[AxisState, ...]
 """One state per mesh axis, in mesh order."""
 
@@ -59,6 +66,12 @@ def batch_degree(strategy: Strategy, mesh: Mesh) -> int:
 
 
 def _check_random(operator: Operator) -> None:
+    if operator.kind.split(".")[1] in _DRAWS:
+        raise UnsupportedError(
+            f"{operator.kind} in {operator.module_path or 'the model'} "
+            f"({operator.source or 'unknown line'}) draws random numbers, which would differ "
+            "between ranks and when a layer is recomputed; give them to the model as an input"
+        )
     if operator.kind not in _RANDOM:
         return
     position, keyword = _RANDOM[operator.kind]

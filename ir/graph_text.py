@@ -102,7 +102,8 @@ _LINES: Final[dict[str, Callable[[str], object]]] = {
 
 
 def graph_digest(graph: OperatorGraph) -> str:
-    """SHA-256 (hex) of the text without sources and costs, unstable names numbered.
+    """SHA-256 (hex) of the text without sources, costs and ranges of symbols, unstable names
+    numbered: a model is the same for however long documents it was traced.
 
     Those are the names of operators and of constants outside the state dict.
     A number is written `@3`, which no name is: names with `@` are quoted.
@@ -122,7 +123,7 @@ def graph_digest(graph: OperatorGraph) -> str:
 
     lines = [
         VERSION_LINE,
-        *(f"symbol {symbol}" for symbol in graph.symbols),
+        *(f"symbol {symbol.name}" for symbol in graph.symbols),
         *(f"input {item}" for item in graph.inputs),
         *(f"parameter {parameter}" for parameter in graph.parameters),
         *(f"constant {name_text(constant.name)} {constant.spec}" for constant in graph.constants),

@@ -79,6 +79,12 @@ class ApplyLossContract:
         return without_dead_code(rewriter.finish(parts))
 
 
+_SUMS = frozenset({"aten.sum.default", "aten.sum.dim_IntList", "aten.count_nonzero.default"})
+_CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default", "aten.reshape.default",
+                    "aten.detach.default", "aten.alias.default"})  # fmt: skip
+_FLOORS = frozenset({"aten.clamp.default", "aten.clamp_min.default"})
+
+
 @dataclass
 class _Splitter:
     graph: OperatorGraph
@@ -185,9 +191,37 @@ class _Splitter:
             parts = self.split(total)
             return self._again(operator, (parts[0], weight)), parts[1]
         if isinstance(weight, Ref):
-            return total, weight
+            return total, self._counted(weight, operator)
         assert isinstance(weight, int | float | sympy.Expr)
         return total, self._count(sympy.sympify(weight), operator)
+
+    def _counted(self, weight: Ref, operator: Operator) -> Ref:
+        """A divisor as a sum over documents, which adds up over micro-batches and ranks.
+
+        A floor of at most 1 is left out: it only keeps a batch without targets from a division by
+        zero, and such a micro-batch has to count nothing.
+        """
+        maker = self.graph.producer(weight)
+        if isinstance(maker, Operator):
+            if maker.kind in _SUMS:
+                return weight
+            first = maker.args[0] if maker.args else None
+            if maker.kind in _CASTS and isinstance(first, Ref):
+                counted = self._counted(first, operator)
+                return (
+                    weight if counted == first else self._again(maker, (counted, *maker.args[1:]))
+                )
+            floor = argument(maker, 1, "min")
+            if (
+                maker.kind in _FLOORS
+                and isinstance(first, Ref)
+                and isinstance(floor, int | float)
+                and floor <= 1
+                and argument(maker, 2, "max") is None
+            ):
+                return self._counted(first, operator)
+        what = maker.kind if isinstance(maker, Operator) else weight.name
+        raise self._refused(operator, f"by {what}, which is no sum over documents")
 
     def _is_sum(self, ref: Ref) -> bool:
         operator = self.graph.producer(ref)

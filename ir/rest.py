@@ -16,12 +16,14 @@ copy    the layout in which a compute copy that lives for a step is kept: the on
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.ir.errors import MismatchError
+from shardwise.ir.dtype import FLOAT_DTYPES
+from shardwise.ir.errors import MismatchError, UnsupportedError
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.layout import Entry, Layout, Partial, Replicate
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.parameter_choice import Lifetime, ParameterChoice
 from shardwise.ir.program import Use
+from shardwise.ir.training import TrainingSpec
 
 WHOLE = Layout(())
 """Replicated on every axis."""
@@ -39,6 +41,31 @@ class Rest:
     lifetime: Lifetime
 
 
+def check_trained(graph: OperatorGraph, training: TrainingSpec) -> None:
+    """Raise UnsupportedError where what the recipe trains and what the model lets train differ.
+
+    Also for buffers that a forward writes and later ones would read: no run carries them over.
+    """
+    trained = [item for item in graph.parameters if training.trains(item.name)]
+    if graph.parameters and not trained:
+        raise UnsupportedError(
+            f"trainable {','.join(training.trainable)} matches none of the model's parameters; "
+            "correct the globs"
+        )
+    for item in trained:
+        if not item.trainable or item.spec.dtype not in FLOAT_DTYPES:
+            raise UnsupportedError(
+                f"parameter {item.name} ({item.spec.dtype}) is frozen and the recipe trains it: "
+                "unfreeze it, or give TrainingSpec.trainable globs that leave it out"
+            )
+    for name, ref in graph.updates:
+        if graph.spec(ref).dtype in FLOAT_DTYPES:
+            raise UnsupportedError(
+                f"the forward writes the buffer {name}, which steps would have to carry over; "
+                "freeze it (eval mode of that module), or compute it from the inputs"
+            )
+
+
 def rests(graph: OperatorGraph, choices: Sequence[ParameterChoice]) -> tuple[Rest, ...]:
     """The rest of every parameter of the graph; MismatchError for one that no choice names."""
     by_name: dict[str, ParameterChoice] = {
@@ -53,6 +80,12 @@ def rests(graph: OperatorGraph, choices: Sequence[ParameterChoice]) -> tuple[Res
                 "for this model"
             )
         shape = tuple(int(length) for length in parameter.spec.shape)
+        for what, layout in (("master", choice.master), ("accumulator", choice.accumulator)):
+            if any(getattr(cut, "dim", 0) >= max(1, len(shape)) for _, cut in layout.entries):
+                raise MismatchError(
+                    f"at parameters: {what} {layout} of {parameter.name} cuts a dim that shape "
+                    f"{shape} lacks; make the plan again for this model"
+                )
         result.append(
             Rest(parameter.name, shape, choice.master, choice.accumulator, choice.lifetime)
         )

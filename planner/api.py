@@ -12,6 +12,7 @@ from shardwise.ir.hardware import HardwareProfile
 from shardwise.ir.lengths import Lengths
 from shardwise.ir.lengths_file import read_lengths
 from shardwise.ir.plan import Plan
+from shardwise.ir.rest import check_trained
 from shardwise.ir.software import SoftwareProfile
 from shardwise.ir.traced_model import TracedModel
 from shardwise.ir.training import TrainingSpec
@@ -80,6 +81,7 @@ def plan(
     else:
         traced = _trace(model, inputs, loss, spec, histogram, machine[0])
     _check_ranges(traced, histogram, machine[0])
+    check_trained(traced.graph, training or TrainingSpec())
     request = Request(traced, *machine, spec, histogram, tokens_per_step, limit)
     search = Search(request)
     best = search.best()

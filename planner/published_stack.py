@@ -94,4 +94,6 @@ def stack_of(framework: str, gpu: str = "") -> Stack:
     name = framework.strip().lower()
     if name.startswith("megatron-lm") and not re.search("a100|v100", gpu.lower()):
         name = "megatron-lm (jan 2024)"
+    if "bigscience" in name and "v100" in gpu.lower():
+        return replace(_FORK, software="megatron-deepspeed-v100")
     return next((stack for start, stack in _STACKS if name.startswith(start)), _OTHER)

@@ -136,6 +136,8 @@ class Job:
     log_every: int = 1
     path: Path = Path("job.toml")
     """The file that the job was read from; relative paths in it start at the working folder."""
+    check_profile: bool = True
+    """Measure a few points of the plan's hardware profile again before the first step."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.tokens_per_step < 1:

@@ -85,6 +85,9 @@ class RunForm(_Form):
         64, ge=1, description="the last of the corpus, held out where eval_every is set"
     )
     log_every: int = Field(1, ge=1, description="steps between progress lines")
+    check_profile: bool = Field(
+        True, description="warn at the start where the machine differs from the plan's profile"
+    )
 
 
 class JobForm(_Form):
@@ -154,4 +157,5 @@ def _job(form: JobForm, path: Path) -> Job:
         run.memory_limit_bytes_per_rank,
         run.log_every,
         path,
+        run.check_profile,
     )

@@ -30,6 +30,7 @@ from shardwise.runtime.corpus import Corpus, load_corpus
 from shardwise.runtime.data import check_corpus, check_padding
 from shardwise.runtime.job import Job
 from shardwise.runtime.job_schema import load_job
+from shardwise.runtime.profile_check import warn_of_changes
 from shardwise.runtime.program import Program
 from shardwise.runtime.ranks import connected
 from shardwise.runtime.safetensors_files import fill, load_weights, merge_sections, write_model
@@ -67,6 +68,8 @@ def train_on(
     )
     plan.check_model(traced.fingerprint)
     check_padding(corpus, plan, traced)
+    if job.check_profile:
+        warn_of_changes(communicator, plan, torch.device(job.device), say if leader else _silent)
     program = Program.from_plan(model, plan, traced, communicator, device=job.device)
     del model
     trainer = Trainer(job, plan, program, corpus, communicator, say=say if leader else _silent)

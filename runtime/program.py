@@ -9,7 +9,7 @@ program.clip_grad_norm_(1.0)
 optimizer.step(); program.refresh(); optimizer.zero_grad()
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,14 +18,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from shardwise.ir.errors import InvalidValueError
+from shardwise.ir.errors import InvalidValueError, UnsupportedError
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.layout import Layout, to_dtensor_placements
 from shardwise.ir.localise import localise
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.plan import Plan
 from shardwise.ir.program import Call, LocalProgram, Move, Use
-from shardwise.ir.rest import rests
+from shardwise.ir.rest import check_trained, rests
 from shardwise.ir.strategy import Recompute, Strategy
 from shardwise.ir.trace import TracedModel
 from shardwise.ir.trace_export import LossFunction
@@ -101,6 +101,7 @@ class Program:
         traced = traced or trace_of_plan(model, plan, inputs, loss)
         plan.check_model(traced.fingerprint)
         graph, units = traced.graph, traced.units
+        check_trained(graph, plan.training)
         declare_groups(plan, communicator)
         router = Router(mesh, communicator, device)
         sizes = tuple(symbol.name for symbol in graph.symbols)
@@ -115,6 +116,7 @@ class Program:
                 emit_unit(unit, sizes, device, lambda step: _module(step, router, sizes))
                 for unit in local.units
             )
+            _check_recompute(strategies)
             recompute = tuple(
                 strategy.recompute if unit.module_path else Recompute.NONE
                 for strategy, unit in zip(strategies, units, strict=True)
@@ -236,6 +238,15 @@ def _module(step: Move | Call, router: Router, sizes: tuple[str, ...]) -> nn.Mod
         return Redistribution(step, router, sizes)
     assert step.library is not None and step.library_axis is not None
     return LIBRARY[step.library](router, step.library_axis, step.operator)
+
+
+def _check_recompute(strategies: Sequence[Strategy]) -> None:
+    for strategy in strategies:
+        if strategy.recompute not in (Recompute.NONE, Recompute.LAYER):
+            raise UnsupportedError(
+                f"strategy {strategy.implementation} has recompute={strategy.recompute}, which is "
+                "priced and not run yet; make the plan with recompute none or layer"
+            )
 
 
 def _full_value(

@@ -1,0 +1,263 @@
+"""Slots of the quickstart's model on this rank, priced and run: see predicted_vs_measured."""
+
+import json
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwise.ir.bucket import Band, Bucket
+from shardwise.ir.bucket_plan import BucketPlan, PaddedShape, StrategyRun
+from shardwise.ir.certificate import LongDocuments, Menu, PricedFor, Status
+from shardwise.ir.config_files import load_hardware, load_software
+from shardwise.ir.mesh import Mesh
+from shardwise.ir.plan import Plan, Stage
+from shardwise.ir.prices import Prices
+from shardwise.ir.strategy import Recompute
+from shardwise.ir.trace_language import trace_language_model
+from shardwise.ir.trace_models import load_model
+from shardwise.ir.traced_model import TracedModel
+from shardwise.ir.training import TrainingSpec
+from shardwise.planner import menu
+from shardwise.planner.candidates import ActivationTable, MeshPrograms, Option, SchemeTable
+from shardwise.planner.scheme import SCHEMES
+from shardwise.planner.time_model import Pricer
+from shardwise.runtime.memory import PeakMeter
+from shardwise.runtime.profile_command import cluster_of_ranks
+from shardwise.runtime.profile_samples import FAST, SHARED, Figure, Session, shared_by_others
+from shardwise.runtime.program import Program
+from shardwise.runtime.ranks import connected
+
+MODEL: Final = "hf:configs/models/tiny-llama.json"
+LONGEST: Final = 8192
+
+
+@dataclass(frozen=True)
+class Point:
+    """One slot, or the end of a step, of one kind."""
+
+    implementation: str
+    scheme: str
+    recompute: str
+    length: int
+    documents: int
+    predicted_s: float
+    measured_s: float
+    spread: float
+    predicted_live: int
+    """Bytes that a slot adds to what rests, at its peak."""
+    measured_live: int
+    measured_vm: int
+    """VmHWM over VmRSS before the slot."""
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured seconds."""
+        return self.predicted_s / self.measured_s
+
+
+class Live(TorchDispatchMode):
+    """Bytes of storages made while it is on, and their peak; below autograd, so of all passes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        inputs = {
+            item.untyped_storage()._cdata
+            for item in torch.utils._pytree.tree_leaves((args, kwargs))
+            if isinstance(item, torch.Tensor)
+        }
+        result = func(*args, **(kwargs or {}))
+        for item in torch.utils._pytree.tree_leaves(result):
+            if isinstance(item, torch.Tensor):
+                storage = item.untyped_storage()
+                key = storage._cdata
+                if key not in inputs and key not in self._known:
+                    self._known.add(key)
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self._gone, key, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return result
+
+    def _gone(self, key: int, size: int) -> None:
+        self.now -= size
+        self._known.discard(key)
+
+
+@dataclass
+class Kind:
+    """A program under test: one implementation under one scheme, both kinds of recomputation."""
+
+    implementation: str
+    table: SchemeTable
+    program: Program
+    degree: int
+
+
+def by_hand(
+    traced: TracedModel, mesh: Mesh, implementation: str, table: SchemeTable, training: TrainingSpec
+) -> Plan:
+    """A plan of two buckets, without and with recomputation; its prices are not read."""
+    strategies, buckets = [], []
+    for low, high, again in ((0, 1, Recompute.NONE), (1, LONGEST, Recompute.LAYER)):
+        strategy = menu.strategy(implementation, mesh, again)
+        name = f"{implementation}.{again}"
+        strategies.append((name, strategy))
+        buckets.append(
+            BucketPlan(
+                Bucket((Band("S", low, high),)),
+                mesh.group_size(tuple(a for a, role in strategy.roles if role == "batch")),
+                1,
+                (PaddedShape((("S", high),)),),
+                (StrategyRun(name, len(traced.units)),),
+                Prices((("1", 1.0),)),
+                Prices((("1", 1.0),)),
+            )
+        )
+    names = mesh.axis_names
+    groups = (*((name,) for name in names), *((names,) if len(names) > 1 else ()))
+    cluster = table.activations.pricer.cluster
+    return Plan(
+        model=traced.fingerprint,
+        training=training,
+        mesh=mesh,
+        groups=groups,
+        stages=(Stage(0, len(traced.units)),),
+        parameters=table.choices(),
+        strategies=tuple(strategies),
+        buckets=tuple(buckets),
+        step_s=1.0,
+        bound_s=1.0,
+        gap=0.0,
+        status=Status.FEASIBLE,
+        menu=Menu.EXECUTABLE,
+        menu_strategies=2,
+        covers="nothing: a benchmark",
+        baselines=(),
+        free_switching_price=1.0,
+        priced_for=PricedFor(cluster, *("0" * 64,) * 3, 1, 10**12),
+        long_documents=LongDocuments.ERROR,
+    )
+
+
+def run(
+    hardware_path: Path, software_path: Path, output: Path, lengths: Sequence[int], rounds: int,
+    schemes: Sequence[str], sharing: int | None,
+) -> None:  # fmt: skip
+    """Measure all points on this rank; the first writes them."""
+    torch.set_num_threads(1)
+    device, training = torch.device("cpu"), TrainingSpec()
+    hardware, software = load_hardware(hardware_path), load_software(software_path)
+    with connected(device) as communicator:
+        cluster = cluster_of_ranks(communicator, device, hardware.name)
+        if sharing is not None:
+            cluster = replace(cluster, ranks_per_device=sharing)
+        session = Session(communicator, device)
+        traced = trace_language_model(load_model(MODEL), compute_dtype="float32", longest=LONGEST)
+        model = load_model(MODEL, weights="random", seed=0)
+        pricer = Pricer(cluster, hardware, software, training)
+        kinds = []
+        for mesh in menu.meshes(cluster):
+            if menu.model_size(mesh) != cluster.world_size:
+                continue
+            programs = MeshPrograms.of(traced, mesh, training)
+            activations = ActivationTable(programs, pricer, training)
+            for implementation in menu.implementations(mesh):
+                for name in schemes:
+                    scheme = next(one for one in SCHEMES if one.name == name)
+                    table = SchemeTable(activations, scheme, (implementation,), 0)
+                    plan = by_hand(traced, mesh, implementation, table, training)
+                    program = Program.from_plan(model, plan, traced, communicator)
+                    degree = plan.buckets[0].batch_degree
+                    kinds.append(Kind(implementation, table, program, degree))
+        shared = session.largest(shared_by_others())
+        points = [
+            point
+            for length in lengths
+            for point in measured(session, kinds, length, rounds, FAST if shared > SHARED else 0.5)
+        ]
+        shared = max(shared, session.largest(shared_by_others()))
+        if communicator.rank == 0:
+            text = json.dumps(
+                {"shared": shared, "world": cluster.world_size, "points": list(map(asdict, points))}
+            )
+            output.write_text(text)
+
+
+def measured(
+    session: Session, kinds: Sequence[Kind], length: int, rounds: int, quantile: float
+) -> list[Point]:
+    """Slots of one length of all kinds, in turns, and the end of a step after each."""
+    cases = [(kind, bucket) for kind in kinds for bucket in (0, 1)]
+    times: list[list[float]] = [[] for _ in cases]
+    ends: list[list[float]] = [[] for _ in cases]
+    memory: list[tuple[int, int]] = []
+    for turn in range(rounds + 2 if rounds else 1):
+        for index, (kind, bucket) in enumerate(cases):
+            ids = torch.randint(0, 256, (1, length))
+            batch = {"input_ids": ids, "labels": ids}
+            kind.program.prepare()
+            session.communicator.barrier(session.everyone)
+            if turn == 0 and rounds:
+                kind.program.run_slot(bucket, batch)
+                memory.append((1, 1))
+                kind.program.discard_gradients()
+                continue
+            if turn == 0:
+                memory.append(slot_memory(kind, bucket, batch))
+                kind.program.discard_gradients()
+                continue
+            started = time.perf_counter()
+            kind.program.run_slot(bucket, batch)
+            slot_s = session.largest(time.perf_counter() - started)
+            session.communicator.barrier(session.everyone)
+            started = time.perf_counter()
+            kind.program.finish_step()
+            kind.program.refresh()
+            end_s = session.largest(time.perf_counter() - started)
+            if turn > 1:
+                times[index].append(slot_s)
+                ends[index].append(end_s)
+    points = []
+    for (kind, bucket), seconds, (live, vm) in zip(cases, times, memory, strict=True):
+        again = (Recompute.NONE, Recompute.LAYER)[bucket]
+        option = Option(kind.implementation, again, 1, kind.degree)
+        figure = Figure.of(seconds or [1.0], quantile)
+        gathered = kind.table._gathered_bytes(kind.implementation)
+        points.append(
+            Point(
+                kind.implementation,
+                kind.table.scheme.name,
+                str(again),
+                length,
+                kind.degree,
+                kind.table.price(option, length).time_s,
+                figure.seconds,
+                figure.spread,
+                kind.table.activations.slot_bytes(option, length, gathered),
+                int(session.largest(live)),
+                int(session.largest(vm)),
+            )
+        )
+    return points
+
+
+def slot_memory(kind: Kind, bucket: int, batch: dict[str, torch.Tensor]) -> tuple[int, int]:
+    """(live bytes, VmHWM) that a slot adds; its accumulators exist already."""
+    kind.program.run_slot(bucket, batch)
+    with Live() as live:
+        kind.program.run_slot(bucket, batch)
+    meter = PeakMeter(torch.device("cpu"))
+    meter.start()
+    kind.program.run_slot(bucket, batch)
+    return live.peak, (meter.peak_bytes() or 0) - (meter.base or 0)
