@@ -12,13 +12,12 @@ from datetime import date
 from pathlib import Path
 
 from shardwise.ir.cluster import Cluster, Level
-from shardwise.ir.config_files import load_hardware, load_software
+from shardwise.ir.config_files import CONFIGS, load_hardware, load_software
 from shardwise.ir.curve import Constant
 from shardwise.ir.decoder import AttentionKernel, DecoderShape
 from shardwise.ir.software import SoftwareProfile
 from shardwise.ir.strategy import Recompute
 from shardwise.ir.training import TrainingSpec
-from shardwise.planner.published_machine import CONFIGS
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.uniform_plan import UniformPlan
 from shardwise.planner.uniform_units import UniformUnits

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from shardwise.ir.cluster import Cluster, Level
 from shardwise.ir.config_inherit import resolved
@@ -40,6 +40,9 @@ from shardwise.ir.scanner import shown
 from shardwise.ir.software import SoftwareProfile
 
 Form = TypeVar("Form", bound=ConfigForm)
+
+CONFIGS: Final = Path(__file__).resolve().parent.parent / "configs"
+"""The files that come with the project."""
 
 
 def load_cluster(path: str | Path) -> Cluster:
@@ -108,7 +111,8 @@ def load_machine(
 ) -> tuple[Cluster, HardwareProfile, SoftwareProfile]:
     """A cluster with the hardware that it names and a software profile of that device.
 
-    Both are looked up by name in `../hardware` and `../software` beside the cluster file;
+    Both are looked up by name in `../hardware` and `../software` beside the cluster file, then
+    among the profiles that come with the project;
     `software` None is `torch-<device>`. Raises FileFormatError for a missing or bad file, and
     MismatchError if the cluster has a link class or a memory limit that the hardware lacks,
     or the software is for another device.
@@ -130,13 +134,15 @@ def load_machine(
 
 
 def _find(folder: Path, name: str, cluster_path: str | Path) -> Path:
-    path = folder / f"{name}.toml"
-    if path.is_file():
-        return path
-    known = ", ".join(sorted(item.stem for item in folder.glob("*.toml"))) or "none"
+    places = (folder, CONFIGS / folder.name)
+    for place in places:
+        if (place / f"{name}.toml").is_file():
+            return place / f"{name}.toml"
+    known = sorted({item.stem for place in places for item in place.glob("*.toml")})
     raise FileFormatError(
-        f"{cluster_path}: there is no {folder.name}/{name}.toml in the folder above its own; "
-        f"{folder.name} has {known}: add the file or name one of them"
+        f"{cluster_path}: there is no {folder.name}/{name}.toml in the folder above its own, nor "
+        f"among the profiles that come with shardwise; add the file, or name one of "
+        f"{', '.join(known) or 'none'}"
     )
 
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shardwise.ir.config_files import CONFIGS
 from shardwise.ir.errors import FileFormatError
 from shardwise.ir.scanner import shown
 from shardwise.planner.price_runs import COLUMNS, RunPricer
-from shardwise.planner.published_machine import CONFIGS, Machines
+from shardwise.planner.published_machine import Machines
 
 REQUIRED: Final = ("layers", "hidden")
 """Columns without which no row says what model ran."""

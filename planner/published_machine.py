@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from shardwise.ir.cluster import Cluster, Level
-from shardwise.ir.config_files import load_hardware, load_software
+from shardwise.ir.config_files import CONFIGS, load_hardware, load_software
 from shardwise.ir.errors import FileFormatError
 from shardwise.ir.fabric import fabric_link, with_link
 from shardwise.ir.gpu_names import gpu_profile
@@ -20,8 +20,6 @@ from shardwise.ir.link_text import inter_link_kind, inter_link_rate
 from shardwise.ir.software import SoftwareProfile
 from shardwise.planner.published_row import PublishedRun
 
-CONFIGS: Final = Path(__file__).resolve().parent.parent / "configs"
-"""The profiles that come with the project."""
 _NETWORK: Final = "network"
 _KIND: Final = "infiniband"
 """Where a row names a rate and no kind."""
