@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.order import spearman as spearman
 from benchmarks.predicted_slots import Point, run
 
 ROOT: Final = Path(__file__).parents[1]
@@ -47,21 +48,6 @@ done
 wait $last
 for job in $(jobs -p); do wait "$job" || exit 1; done
 """
-
-
-def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation."""
-    ranks = []
-    for values in (a, b):
-        order = sorted(range(len(values)), key=values.__getitem__)
-        place = [0.0] * len(values)
-        for rank, index in enumerate(order):
-            place[index] = float(rank)
-        ranks.append(place)
-    mean = (len(a) - 1) / 2
-    top = sum((x - mean) * (y - mean) for x, y in zip(*ranks, strict=True))
-    below = sum((x - mean) ** 2 for x in ranks[0])
-    return top / below
 
 
 def report(found: dict[str, Any], command: str) -> str:

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.page import put
 from shardwise.ir.lengths import Lengths
 from shardwise.ir.lengths_file import read_lengths
 from shardwise.planner.edges import candidate_edges
@@ -110,12 +111,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=Path, default=Path("configs/lengths"))
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
-    text = page(given.lengths)
-    if given.write is None:
-        print(text, end="")
-    else:
-        given.write.parent.mkdir(parents=True, exist_ok=True)
-        given.write.write_text(text, encoding="utf-8")
+    put(page(given.lengths), given.write)
 
 
 if __name__ == "__main__":

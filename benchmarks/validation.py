@@ -12,14 +12,15 @@ import platform
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from statistics import median
 
+from benchmarks.page import put, table
 from benchmarks.validation_runs import (
-    LEAST_PLANS,
+    LEAST_RUNS,
     NEUTRAL_FLOOR_S,
     Prices,
     Run,
@@ -32,14 +33,8 @@ from benchmarks.validation_runs import (
     with_scalars,
 )
 from shardwise.ir.software import SoftwareProfile
-from shardwise.planner.price_runs import memory_gb
+from shardwise.planner.price_runs import memory_gb, memory_kind
 from shardwise.planner.uniform_price import UniformPrice
-
-KINDS = {
-    "allocator": ("reserved", "allocated", "active", "max_memory"),
-    "device": ("nvidia-smi",),
-}
-"""Normalised kind of a memory figure -> words that name it; all else is `not said`."""
 
 
 @dataclass
@@ -85,7 +80,7 @@ def source_row(prices: Prices, fits: Fits, source: str, runs: Sequence[Run]) -> 
             for run in members
             if run.measured_s and (price := prices.price(run, fits.after[run.stack]))
         ]
-        if len(pairs) >= LEAST_PLANS:
+        if len(pairs) >= LEAST_RUNS:
             ranks.append(ranking(pairs))
     rest = [run for run in runs if not fits.is_training(run)]
     before = prices.errors(rest, lambda run: fits.before[run.stack, run.source])
@@ -107,15 +102,6 @@ def _error(errors: Sequence[float]) -> str:
     return f"{median(map(abs, errors)):.1%} ({median(errors):+.1%})" if errors else ""
 
 
-def normal_kind(text: str) -> str:
-    """The normalised kind of a memory figure."""
-    lower = text.lower()
-    for kind, words in KINDS.items():
-        if any(word in lower for word in words):
-            return kind
-    return "not said"
-
-
 def memory_rows(prices: Prices, fits: Fits, runs: Sequence[Run]) -> list[list[str]]:
     """Predicted over measured memory by source and kind."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -123,7 +109,7 @@ def memory_rows(prices: Prices, fits: Fits, runs: Sequence[Run]) -> list[list[st
         if run.measured_gb and (price := prices.price(run, fits.after[run.stack])):
             kind = run.cells["mem_kind"]
             error = memory_gb(price, kind) / run.measured_gb - 1
-            found[run.source, normal_kind(kind)].append(error)
+            found[run.source, memory_kind(kind)].append(error)
     return [
         [
             source,
@@ -147,22 +133,15 @@ def oom_rows(prices: Prices, fits: Fits, runs: Sequence[Run]) -> list[list[str]]
         if price is None:
             continue
         published["OOM" if run.cells["oom"] == "yes" else "ran", price.fits] += 1
-        if run.measured_gb and normal_kind(run.cells["mem_kind"]) != "not said":
+        if run.measured_gb and memory_kind(run.cells["mem_kind"]) != "not said":
             predicted = memory_gb(price, run.cells["mem_kind"])
             pairs["ran", predicted <= 1.05 * run.measured_gb] += 1
             pairs["OOM", predicted <= 0.95 * run.measured_gb] += 1
     return [
-        [name, what, str(table[what, True]), str(table[what, False])]
-        for name, table in (("published", published), ("pairs at the measured peak", pairs))
+        [name, what, str(counts[what, True]), str(counts[what, False])]
+        for name, counts in (("published", published), ("pairs at the measured peak", pairs))
         for what in ("ran", "OOM")
     ]
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(lines)
 
 
 def describe(run: Run, price: UniformPrice) -> str:
@@ -193,25 +172,25 @@ def report(prices: Prices, fits: Fits, runs: Sequence[Run], refused: dict[str, s
                for reason, names in sorted(reasons.items())]  # fmt: skip
     parts = [
         "## Ranking and time",
-        markdown(
+        table(
             ("source", "runs", "groups", "Spearman", "concordant", "regret median / max",
              "time error before", "after the fit"),
             [source_row(prices, fits, source, mine) for source, mine in by_source.items()],
         ),
-        "Groups have four plans or more. Errors are medians of |log(predicted / measured)| and, in "
+        "Groups have four runs or more. Errors are medians of |log(predicted / measured)| and, in "
         "brackets, of log(predicted / measured), over groups that were not fitted on.",
         "## Memory",
-        markdown(
+        table(
             ("source", "kind", "runs", "median error", "range", "within 10 %", "under by over 2 %"),
             memory_rows(prices, fits, runs),
         ),
         "## Out of memory",
-        markdown(("runs", "what happened", "predicted to fit", "not to fit"),
+        table(("runs", "what happened", "predicted to fit", "not to fit"),
                  oom_rows(prices, fits, runs)),
         "## Fitted scalars",
-        markdown(("stack", "efficiency", "launch floor (microseconds)", "groups"), scalars),
+        table(("stack", "efficiency", "launch floor (microseconds)", "groups"), scalars),
         "## Not priced",
-        markdown(("reason", "runs", "sources"), missing),
+        table(("reason", "runs", "sources"), missing),
     ]  # fmt: skip
     return "\n\n".join(parts)
 
@@ -256,9 +235,6 @@ def main() -> None:
         for run in runs:
             if price := prices.price(run, fits.after[run.stack]):
                 print(describe(run, price))
-    if options.write is None:
-        print(text)
-        return
     head = (
         "# Prices against published runs\n\n"
         "Written by `python -m benchmarks.validation --validation DIR --write "
@@ -266,7 +242,7 @@ def main() -> None:
         f"{time.process_time() - began:.0f} s of CPU. What the tables mean and what is missing: "
         "[prices](../prices.md).\n"
     )
-    options.write.write_text(f"{head}\n{text}\n", encoding="utf-8")
+    put(f"{head}\n{text}\n", options.write)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import StatisticsError, correlation, median
+from statistics import median
 from typing import Final
 
+from benchmarks.order import in_order, spearman
 from shardwise.ir.curve import Constant
 from shardwise.ir.errors import ShardwiseError
 from shardwise.ir.software import SoftwareProfile
@@ -21,10 +22,8 @@ FLOORS_S: Final = (2e-6, 7e-6, 1.5e-5, 3e-5, 4.5e-5, 6e-5, 6.5e-5, 7e-5, 8e-5)
 NEUTRAL_FLOOR_S: Final = 7e-6
 """Launch floor where no other source of the same stack says one (configs/software/torch-cuda)."""
 MOST_RUNS: Final = 16
-APART: Final = math.log(1.05)
-"""Pairs nearer than 5 % are noise (vendor releases of one plan differ by that much)."""
-LEAST_PLANS: Final = 4
-"""Plans of a group that is ranked."""
+LEAST_RUNS: Final = 4
+"""Runs of a group that is ranked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +74,18 @@ class Prices:
     def __init__(self) -> None:
         self.pricer = RunPricer()
         self.refused: dict[str, str] = {}
+        self._known: dict[tuple[str, SoftwareProfile], UniformPrice | None] = {}
 
     def price(self, run: Run, software: SoftwareProfile) -> UniformPrice | None:
-        """The price under a software profile, or None."""
-        try:
-            return self.pricer.price_run(run.read, software).price
-        except ShardwiseError as error:
-            self.refused[run.name] = str(error)
-            return None
+        """The price under a software profile, or None; remembered."""
+        key = (run.name, software)
+        if key not in self._known:
+            try:
+                self._known[key] = self.pricer.price_run(run.read, software).price
+            except ShardwiseError as error:
+                self.refused[run.name] = str(error)
+                self._known[key] = None
+        return self._known[key]
 
     def errors(
         self, runs: Iterable[Run], software: Callable[[Run], SoftwareProfile]
@@ -115,11 +118,14 @@ def fitted(
 
     The error is the mean over sources of the mean |log(predicted / measured)|; of a source with
     many runs, at most MOST_RUNS spread over it are priced. Of equal ones the least floor wins.
+    Without a run that has a time the profile stays as it is.
     """
     by_source: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         if run.measured_s:
             by_source[run.source].append(run)
+    if not by_source:
+        return profile
     chosen = [members[:: -(-len(members) // MOST_RUNS)] for members in by_source.values()]
     known: dict[tuple[float, float], float] = {}
 
@@ -169,26 +175,9 @@ class Ranking:
 def ranking(pairs: Sequence[tuple[float, float]]) -> Ranking:
     """Of (predicted, measured) times of one group."""
     predicted, measured = zip(*pairs, strict=True)
-    right = total = 0
-    for i, (p, m) in enumerate(pairs):
-        for q, n in pairs[:i]:
-            if abs(math.log(m / n)) > APART:
-                total += 1
-                right += (p - q) * (m - n) > 0
+    total, right = in_order(pairs)
     regret = min(pairs)[1] / min(measured)
     return Ranking(spearman(predicted, measured), right / total if total else math.nan, regret)
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Correlation of ranks, ties at their mean; nan where one side is constant."""
-    ranks = [
-        [sum(w < v for w in values) + sum(w == v for w in values) / 2 for v in values]
-        for values in (first, second)
-    ]
-    try:
-        return correlation(*ranks)
-    except StatisticsError:
-        return math.nan
 
 
 def middle(values: Iterable[float], digits: int = 3) -> str:

@@ -12,14 +12,14 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import date
-from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.order import in_order
+from benchmarks.page import put
 from benchmarks.zero_bubble_runs import KINDS, STATE_BYTES, VOCABULARY, Run, read
 
-APART: Final = 1.05
 """Pairs closer than this are noise (the README of the published runs)."""
 TIMES: Final = """
 T_F, T_B, T_W and T_comm of the 12 settings of arXiv:2401.10241 (table 9; 8 to 32 A100) go into the
@@ -57,13 +57,8 @@ of messages, the context.
 
 def concordant(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[int, int]:
     """Pairs (published, simulated) of a group that are apart, and those in the same order."""
-    pairs = [
-        (a, b)
-        for group in groups
-        for a, b in combinations(group, 2)
-        if max(a[0], b[0]) > APART * min(a[0], b[0])
-    ]
-    return len(pairs), sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs)
+    counts = [in_order([(simulated, published) for published, simulated in one]) for one in groups]
+    return sum(count for count, _ in counts), sum(right for _, right in counts)
 
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
@@ -211,12 +206,7 @@ def main() -> None:
     parser.add_argument("--validation", type=Path, required=True)
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
-    text = page(given.validation)
-    if given.write is None:
-        print(text, end="")
-    else:
-        given.write.parent.mkdir(parents=True, exist_ok=True)
-        given.write.write_text(text, encoding="utf-8")
+    put(page(given.validation), given.write)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Final
 from shardwise.ir.schedule import ScheduleKind, actions
 from shardwise.ir.schedule_action import ActionKind
 from shardwise.ir.schedule_zero_bubble import Costs
+from shardwise.planner.published_row import VOCABULARY as VOCABULARY
 from shardwise.solvers.event_simulator import Transfers, simulate
 from shardwise.solvers.timeline import Timeline, memory
 
@@ -17,8 +18,6 @@ KINDS: Final = {
     "ZB-1p": ScheduleKind.ZB_H1,
     "ZB-2p": ScheduleKind.ZB_H2,
 }
-VOCABULARY: Final = 50304
-"""Rows of GPT-2's vocabulary padded by Megatron-LM (assumption: the runs do not print it)."""
 STATE_BYTES: Final = 18
 """Per weight: 2 weight, 4 gradient, 12 of Adam in mixed precision (assumption)."""
 

@@ -14,10 +14,8 @@ import numpy as np
 import torch
 
 from shardwise import Lengths, Plan, Program, TrainingSpec, plan
-from shardwise.ir.strategy import Role
 from shardwise.ir.trace_models import load_model
-from shardwise.runtime.data import bucket_shapes
-from shardwise.solvers.batcher import Slot, batch_slots
+from shardwise.solvers.batcher import Slot, batch_slots, bucket_shapes
 
 INPUTS = {"input_ids": ("B", "S"), "labels": ("B", "S")}
 TOKENS_PER_STEP, LONGEST = 16384, 4096
@@ -99,14 +97,9 @@ def my_rows(
 ) -> dict[str, torch.Tensor]:
     """This rank's documents of a slot, padded; -100 is a target that does not count."""
     bucket = plan.buckets[slot.bucket]
-    strategy, places = plan.strategy(bucket.runs[0].strategy), plan.mesh.coordinates(rank)
-    replica = 0
-    for axis in plan.mesh.axes:
-        if strategy.role(axis.name) is Role.BATCH:
-            replica = replica * axis.size + places[axis.name]
     ids = torch.zeros(bucket.seats, slot.length, dtype=torch.int64)
     labels = torch.full_like(ids, -100)
-    for row, index in enumerate(slot.documents[replica]):
+    for row, index in enumerate(slot.documents[plan.replica(slot.bucket, rank)]):
         tokens = torch.from_numpy(documents[index])
         ids[row, : len(tokens)] = labels[row, : len(tokens)] = tokens
     return {"input_ids": ids, "labels": labels}

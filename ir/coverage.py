@@ -11,9 +11,8 @@ Factories (operators that read no tensor, or only the shape and dtype of one) ar
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwise.ir import decide  # noqa: F401  (fills the registry)
-from shardwise.ir.argument import Argument, Ref
 from shardwise.ir.axis_state import ADDEND, WHOLE, AxisState, Sharded
+from shardwise.ir.decide import without_names
 from shardwise.ir.expression import evaluate
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.operator import Operator
@@ -114,7 +113,7 @@ def coverage(graph: OperatorGraph, sizes: Mapping[str, int] | None = None) -> Co
             for path, ref in operator_refs(operator)
             for spec in (graph.spec(ref),)
         )
-        key = (operator.kind, *map(_shown, (operator.args, operator.kwargs)), operands)
+        key = (operator.kind, *map(without_names, (operator.args, operator.kwargs)), operands)
         if key not in known:
             known[key] = can_shard(operator, operands)
         calls, flops = calls + 1, flops + work
@@ -181,13 +180,6 @@ def _default_sizes(graph: OperatorGraph) -> dict[str, int]:
         one.name: one.low if one.name.startswith("B") else one.high or max(one.low, 1024)
         for one in graph.symbols
     }
-
-
-def _shown(value: Argument) -> object:
-    """An argument in a form that hashes, with tensors as places only and every type told."""
-    if isinstance(value, tuple):
-        return tuple(map(_shown, value))
-    return (type(value), None if isinstance(value, Ref) else value)
 
 
 def _percent(share: float) -> str:

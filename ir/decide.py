@@ -106,8 +106,8 @@ def decide(
     if known is None:
         return _decide(operator, operands, setting, mesh)
     key = (
-        operator.kind, _without_names(operator.args),
-        tuple((name, _without_names(value)) for name, value in operator.kwargs),
+        operator.kind, without_names(operator.args),
+        tuple((name, without_names(value)) for name, value in operator.kwargs),
         operator.outputs, tuple(operands), setting,
     )  # fmt: skip
     if key not in known:
@@ -115,10 +115,10 @@ def decide(
     return known[key]
 
 
-def _without_names(value: Argument) -> object:
+def without_names(value: Argument) -> object:
     """An argument in a form that hashes, with tensors as places only and every type told."""
     if isinstance(value, tuple):
-        return tuple(map(_without_names, value))
+        return tuple(map(without_names, value))
     return (type(value), None if isinstance(value, Ref) else value)
 
 

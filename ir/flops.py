@@ -60,7 +60,8 @@ _OF_INPUT: Final = frozenset({
 """Names of operators whose work follows from what they read."""
 
 Count = Callable[[Operator, Specs], sympy.Expr]
-_ATTENTION: Final = "aten.scaled_dot_product_attention.default"
+ATTENTION: Final = "aten.scaled_dot_product_attention.default"
+"""The kind of fused attention."""
 
 
 def annotated(graph: OperatorGraph) -> OperatorGraph:
@@ -99,7 +100,7 @@ def backward_flops(operator: Operator, specs: Specs, needs: Sequence[bool]) -> s
     counts none: it reads and writes bytes.
     """
     kind = operator.kind
-    if kind == _ATTENTION:
+    if kind == ATTENTION:
         query, value = specs[0].shape[-1], specs[2].shape[-1]
         ratio = (3 * query + 2 * value) / sympy.sympify(query + value)
         return flops(operator, specs) * ratio if any(needs[:3]) else sympy.S.Zero
@@ -230,7 +231,7 @@ TABLE: Final[Mapping[str, Count]] = {
     "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _addmm,
     "aten.einsum.default": _einsum,
-    _ATTENTION: _attention,
+    ATTENTION: _attention,
     "aten._grouped_mm.default": _grouped,
     "transformers.grouped_mm_fallback.default": _grouped,
     "aten.lstm.input": _lstm,

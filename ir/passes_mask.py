@@ -17,6 +17,7 @@ import sympy
 from shardwise.ir import index_rules_shape, index_rules_value  # noqa: F401  (fill the registry)
 from shardwise.ir.argument import Ref
 from shardwise.ir.expression import Size
+from shardwise.ir.flops import ATTENTION as ATTENTION
 from shardwise.ir.graph import OperatorGraph
 from shardwise.ir.index_form import (
     Box,
@@ -32,7 +33,6 @@ from shardwise.ir.index_reader import FormReader
 from shardwise.ir.operator import Operator
 from shardwise.ir.rewrite import argument
 
-ATTENTION: Final = "aten.scaled_dot_product_attention.default"
 _BLOCKED: Final = -1e4
 """Additive masks at or below this block an element: exp underflows to 0 in every float dtype."""
 

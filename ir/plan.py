@@ -21,7 +21,7 @@ from shardwise.ir.parameter_choice import ParameterChoice
 from shardwise.ir.plan_json import plan_digest, plan_to_text
 from shardwise.ir.plan_rules import check_plan
 from shardwise.ir.scanner import made, shown
-from shardwise.ir.strategy import Strategy
+from shardwise.ir.strategy import Role, Strategy
 from shardwise.ir.training import TrainingSpec
 
 VERSION: Final = 1
@@ -166,6 +166,15 @@ class Plan:
     def unit_strategies(self, bucket: BucketPlan) -> tuple[str, ...]:
         """The id of the strategy of every unit of the model under `bucket`, in order."""
         return tuple(run.strategy for run in bucket.runs for _ in range(run.count))
+
+    def replica(self, bucket: int, rank: int) -> int:
+        """A rank's place among the replicas of a bucket: its batch axes, the first slowest."""
+        strategy = self.strategy(self.buckets[bucket].runs[0].strategy)
+        places, replica = self.mesh.coordinates(rank), 0
+        for axis in self.mesh.axes:
+            if strategy.role(axis.name) is Role.BATCH:
+                replica = replica * axis.size + places[axis.name]
+        return replica
 
     def check_model(self, fingerprint: ModelFingerprint) -> None:
         """Raise MismatchError, naming what differs, unless the plan is for this model."""

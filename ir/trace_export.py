@@ -48,7 +48,7 @@ class _Entry(nn.Module):
         super().__init__()
         self.add_module(_MODEL, model)
         self.names, self.loss, self.everything = names, loss, everything
-        self.accepted = [name for name in names if _accepts(model, name)]
+        self.accepted = [name for name in names if accepts(model, name)]
         self.training = model.training
 
     def forward(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
@@ -60,7 +60,7 @@ class _Entry(nn.Module):
             return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
         if self.everything:
             return tuple(_tensors(outputs))
-        return (_loss_of(outputs),)
+        return (loss_of(outputs),)
 
 
 def export(
@@ -75,7 +75,7 @@ def export(
     """Trace `model`; raises UntraceableModelError with module and source line."""
     names = [item.name for item in inputs.inputs]
     if loss is None:
-        unknown = [name for name in names if not _accepts(model, name)]
+        unknown = [name for name in names if not accepts(model, name)]
         if unknown:
             raise InvalidValueError(
                 f"inputs has {', '.join(unknown)}, which {type(model).__name__}.forward does not "
@@ -189,14 +189,15 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
     )
 
 
-def _accepts(model: nn.Module, name: str) -> bool:
+def accepts(model: nn.Module, name: str) -> bool:
+    """Whether the model's forward takes an argument of that name."""
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
     )
 
 
-def _loss_of(outputs: Any) -> Any:
+def loss_of(outputs: Any) -> Any:
     """The loss among what a model returns: its `loss`, a first scalar, or the only tensor."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if isinstance(loss, torch.Tensor):

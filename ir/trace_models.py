@@ -5,7 +5,6 @@ needs. `load_model(spec, weights="random", seed=0)` builds real weights for trai
 """
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from torch import nn
 
 from shardwise.ir.dtype import check_dtype
 from shardwise.ir.errors import FileFormatError, InvalidValueError, ShardwiseError
+from shardwise.ir.hugging_face_config import read_config
 
 _FORM = "give hf:PATH (a Hugging Face config.json) or module:FUNCTION (it returns a module)"
 
@@ -46,13 +46,8 @@ def load_model(
 
 
 def _from_config(path: Path, dtype: str) -> nn.Module:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileFormatError(f"{path}: {error.strerror}; give the path of a config.json") from None
-    except ValueError as error:
-        raise FileFormatError(f"{path}: not JSON ({error}); give a config.json") from None
-    if not isinstance(values, dict) or "model_type" not in values:
+    values: dict[str, Any] = read_config(path)
+    if "model_type" not in values:
         raise FileFormatError(
             f'{path}: no model_type: a Hugging Face config.json names one, e.g. "llama"'
         )

@@ -22,7 +22,7 @@ from shardwise.planner.flags import read_flags, read_flags_file
 from shardwise.planner.launcher_plan import LauncherPlan
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.uniform_plan import UniformPlan
-from shardwise.planner.uniform_price import UniformPrice, price_uniform
+from shardwise.planner.uniform_price import price_uniform
 
 _TOLERANCE: Final = 0.01
 """Share of the parameters by which a config may miss the plan's model (biases of some layers)."""
@@ -184,28 +184,24 @@ def _row(
     limit = theirs.sequence_length
     if limit is not None and sizes["S"] > limit:
         return (*head, "-", "-", "-", "-", f"over {limit}")
-    made = _at(plan, theirs, sizes["S"])
-    price = _price(shape, made, pricer)
-    one = price.pipeline_s / (made.data * made.micro_batch * made.micro_batches)
-    return (*head, seconds(one), f"{one / ours:.3g}", *_totals(price))
+    one, *totals = _priced(_at(plan, theirs, sizes["S"]), shape, pricer)
+    return (*head, seconds(one), f"{one / ours:.3g}", *totals)
 
 
 def _own_row(
     plan: Plan, theirs: LauncherPlan, shape: DecoderShape, pricer: Pricer
 ) -> tuple[str, ...]:
     assert theirs.sequence_length is not None
-    made = _at(plan, theirs, theirs.sequence_length)
-    price = _price(shape, made, pricer)
-    one = price.pipeline_s / (made.data * made.micro_batch * made.micro_batches)
-    return ("as they state it", str(made.sequence_length), "-", seconds(one), "-", *_totals(price))
+    length = theirs.sequence_length
+    one, *totals = _priced(_at(plan, theirs, length), shape, pricer)
+    return ("as they state it", str(length), "-", seconds(one), "-", *totals)
 
 
-def _totals(price: UniformPrice) -> tuple[str, str, str]:
-    return seconds(price.step_s), size(price.peak_bytes), "yes" if price.fits else "no"
-
-
-def _price(shape: DecoderShape, made: UniformPlan, pricer: Pricer) -> UniformPrice:
+def _priced(made: UniformPlan, shape: DecoderShape, pricer: Pricer) -> tuple[float, str, str, str]:
+    """Seconds a document; their step, their peak, and whether it fits."""
     try:
-        return price_uniform(shape, made, pricer)
+        price = price_uniform(shape, made, pricer)
     except ShardwiseError as error:
         raise type(error)(f"their plan can't be priced: {error}") from None
+    one = price.pipeline_s / made.documents_per_step
+    return one, seconds(price.step_s), size(price.peak_bytes), "yes" if price.fits else "no"

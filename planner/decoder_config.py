@@ -4,7 +4,6 @@ Families with the operators of `ir/decoder_graph.py` are known; another one is a
 price would be that of another model.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 
 from shardwise.ir.decoder import DecoderShape
 from shardwise.ir.errors import FileFormatError, UnsupportedError
+from shardwise.ir.hugging_face_config import read_config
 from shardwise.ir.scanner import shown
 
 _LLAMA_KEYS: Final[Mapping[str, str]] = {
@@ -57,7 +57,7 @@ def decoder_of_config(path: str | Path) -> DecoderShape:
     a family or variant whose operators are not known, InvalidValueError for impossible sizes.
     """
     place = Path(path)
-    values = _values(place)
+    values = read_config(place)
     name = values.get("model_type")
     family = _FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
@@ -86,18 +86,6 @@ def decoder_of_config(path: str | Path) -> DecoderShape:
         bias=all(values.get(key) is True for key in family.bias),
         tied=bool(values.get("tie_word_embeddings", family.tied)),
     )
-
-
-def _values(path: Path) -> Mapping[str, object]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileFormatError(f"{path}: {error.strerror}; give the path of a config.json") from None
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path}: not JSON ({error}); give a config.json") from None
-    if not isinstance(values, dict):
-        raise FileFormatError(f"{path}: not an object; give a Hugging Face config.json")
-    return values
 
 
 def _size(path: Path, values: Mapping[str, object], key: str) -> int | None:

@@ -142,7 +142,7 @@ class _Reader:
             raise UnsupportedError("parallelism.expert_parallel_degree: experts are not priced")
         data, zero, shard = self._data(tensor, pipeline, context)
         schedule, chunks = self._schedule(pipeline)
-        micro, count, counts = self._batches(pipeline, data)
+        micro, count = self._batches(pipeline, data)
         length = self._integer("training.seq_len", 0)
         made = UniformPlan(
             tensor, pipeline, data, context, micro, count, length or 1, schedule, chunks, zero,
@@ -156,16 +156,16 @@ class _Reader:
             for name, value in self.settings.items()
         )
         return LauncherPlan(
-            made, "torchtitan", length or None, counts, None, FLOAT8 if float8 else None,
+            made, "torchtitan", length or None, True, None, FLOAT8 if float8 else None,
             tuple(self.notes),
         )  # fmt: skip
 
-    def _integer(self, name: str, default: int, least: int = 1) -> int:
+    def _integer(self, name: str, default: int) -> int:
         value = self.settings.get(name, default)
         if isinstance(value, str) and value.lstrip("-").isdecimal() and len(value) < 16:
             value = int(value)
-        if type(value) is not int or (value < least and value != default):
-            raise InvalidValueError(f"{name} is {shown(value)}; give an int of {least} or more")
+        if type(value) is not int or (value < 1 and value != default):
+            raise InvalidValueError(f"{name} is {shown(value)}; give an int of 1 or more")
         return value
 
     def _is(self, name: str) -> bool:
@@ -216,8 +216,8 @@ class _Reader:
             chunks = chunks_of(key, self.shape.layers, pipeline, self._integer(key, 1))
         return schedule, chunks
 
-    def _batches(self, pipeline: int, data: int) -> tuple[int, int, bool]:
-        """(documents in a micro-batch, micro-batches in a step, whether that is stated)."""
+    def _batches(self, pipeline: int, data: int) -> tuple[int, int]:
+        """(documents in a micro-batch, micro-batches in a step)."""
         if "training.batch_size" in self.settings:
             raise InvalidValueError(
                 "training.batch_size is of older versions of torchtitan; write local_batch_size"
@@ -230,7 +230,7 @@ class _Reader:
         if total != -1:
             rounds = micro_batch_count("training.global_batch_size", total, data, local)
         if pipeline == 1:
-            return local, rounds, True
+            return local, rounds
         micro = self._integer("parallelism.pipeline_parallel_microbatch_size", 1)
         count, left = divmod(local, micro)
         if left:
@@ -242,7 +242,7 @@ class _Reader:
             self.notes.append(
                 f"the pipeline drains {rounds} times a step in torchtitan, priced as once"
             )
-        return micro, count * rounds, True
+        return micro, count * rounds
 
     def _recompute(self) -> Recompute:
         mode = self._word("activation_checkpoint.mode", "")

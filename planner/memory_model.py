@@ -57,12 +57,12 @@ class SlotMemory:
 
     def kept_bytes(self, sizes: Mapping[str, int]) -> int:
         """Bytes per rank that autograd keeps between forward and backward."""
-        return max(_total(phase.kept, sizes) for phase in self.phases)
+        return max(total_bytes(phase.kept, sizes) for phase in self.phases)
 
     def slot_bytes(self, sizes: Mapping[str, int], gathered: Sequence[int]) -> int:
         """Bytes per rank that a slot adds to what rests; `gathered` of each kind of unit."""
         return max(
-            _total(phase.kept, sizes)
+            total_bytes(phase.kept, sizes)
             + int(number(phase.opened, sizes))
             + int(max((number(size, sizes) for size in phase.transient), default=0))
             + copies
@@ -70,7 +70,8 @@ class SlotMemory:
         )
 
 
-def _total(terms: Terms, sizes: Mapping[str, int]) -> int:
+def total_bytes(terms: Terms, sizes: Mapping[str, int]) -> int:
+    """Bytes per rank of all terms at concrete sizes."""
     return int(sum(count * number(size, sizes) for size, count in terms))
 
 

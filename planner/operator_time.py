@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardwise.ir.dtype import DTYPE_BYTES
-from shardwise.ir.flops import VIEWS, backward_flops, backward_moved, is_product
+from shardwise.ir.flops import ATTENTION, VIEWS, backward_moved, is_product
 from shardwise.ir.hardware import HardwareProfile
 from shardwise.ir.layout import Layout, Shard
 from shardwise.ir.program import Call
 from shardwise.ir.software import SoftwareProfile
 from shardwise.planner.sizes import number
+from shardwise.planner.work import call_flops
 
-ATTENTION: Final = frozenset({"aten.scaled_dot_product_attention.default"})
 _LINEAR: Final = "aten.linear.default"
 TILES: Final = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.05))
 """Rows, columns and relative cost of the tiles of a product: the large ones reuse more of what
@@ -50,11 +50,9 @@ class OperatorTime:
         operator = call.operator
         if operator.kind in VIEWS and self.hardware.device != "cpu":
             return 0.0, 0.0  # no kernel; the floor of cpu profiles is measured with views
-        flops = number(operator.flops, sizes) / call.parts
+        flops, back = call_flops(call, needs, sizes)
         moved = number(operator.moved_bytes, sizes) / call.parts
-        if flops and (is_product(operator.kind) or operator.kind in ATTENTION):
-            work = backward_flops(operator, call.operand_specs, needs)
-            back = number(work, sizes) / call.parts
+        if flops and multiplies(operator.kind):
             return self._product(call, flops, moved, back, sizes)
         forward = self._floored(self.hardware.memory_s(moved, _memory_key(call)))
         if not call.needs_gradient:
@@ -67,7 +65,7 @@ class OperatorTime:
         self, call: Call, flops: float, moved: float, back: float, sizes: Mapping[str, int]
     ) -> tuple[float, float]:
         roofline_s = self.hardware.roofline_s
-        if call.operator.kind in ATTENTION:
+        if call.operator.kind == ATTENTION:
             dtype = call.operator.outputs[0].dtype
             kernel = dict(call.operator.kwargs).get("kernel")
             kernel = f".{kernel}" if kernel else ""
@@ -163,6 +161,11 @@ class OperatorTime:
 
     def _floored(self, roofline_s: float) -> float:
         return self.software.operator_s(roofline_s, self.ranks_per_device)
+
+
+def multiplies(kind: str) -> bool:
+    """Whether an operator is a product or attention: what is priced by its FLOP."""
+    return is_product(kind) or kind == ATTENTION
 
 
 def tile_rounds(rows: int, columns: int, processors: int) -> float:

@@ -18,6 +18,11 @@ from shardwise.planner.uniform_price import UniformPrice, price_uniform
 COLUMNS = ("predicted_iter_time_s", "predicted_peak_mem_gb", "predicted_oom", "price_note")
 """What a priced table adds."""
 GB, GIB = 1e9, 2.0**30
+MEMORY_KINDS = {
+    "allocator": ("reserved", "allocated", "active", "max_memory"),
+    "device": ("nvidia-smi",),
+}
+"""Kind of a memory figure -> words that name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,13 @@ class RunPricer:
 def memory_gb(price: UniformPrice, kind: str) -> float:
     """The peak as a column `mem_kind` words it: what an allocator reports leaves out context and
     process groups; GiB where that is printed, else GB."""
-    text = kind.lower()
-    inside = any(word in text for word in ("reserved", "allocated", "active", "max_memory"))
-    peak = price.peak_bytes - price.context_bytes if inside else price.peak_bytes
-    return peak / (GIB if "gib" in text or "nvidia-smi" in text else GB)
+    which = memory_kind(kind)
+    peak = price.peak_bytes - price.context_bytes if which == "allocator" else price.peak_bytes
+    return peak / (GIB if "gib" in kind.lower() or which == "device" else GB)
+
+
+def memory_kind(text: str) -> str:
+    """What a column `mem_kind` is about: `allocator`, `device` (context included) or `not said`."""
+    lower = text.lower()
+    kinds = (kind for kind, words in MEMORY_KINDS.items() if any(word in lower for word in words))
+    return next(kinds, "not said")

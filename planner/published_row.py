@@ -44,7 +44,6 @@ class PublishedRun:
     gpu: str
     """As printed."""
     ranks_per_node: int
-    intra_link: str
     inter_link: str
     stack: Stack
     notes: tuple[str, ...]
@@ -105,7 +104,6 @@ def read_row(cells: Mapping[str, str]) -> PublishedRun:
         linear,
         row.text("gpu"),
         _ranks_per_node(row, plan),
-        row.text("intra_link"),
         row.text("inter_link"),
         stack,
         tuple(row.notes),

@@ -19,7 +19,7 @@ from shardwise.ir.lengths import Lengths
 from shardwise.ir.plan import Plan
 from shardwise.planner.chrome_trace import COMPUTE, Count, Span, trace_text
 from shardwise.planner.score import fixed_s
-from shardwise.solvers.batcher import BucketShape, batch_slots
+from shardwise.solvers.batcher import batch_slots, bucket_shapes
 
 MOST_STEPS: Final = 10_000
 
@@ -141,7 +141,7 @@ def simulate_step(plan: Plan, lengths: Lengths, *, seed: int = 0, step: int = 0)
     batch = global_batches(lengths, tokens_per_step, count=step + 1, seed=seed)[step]
     documents = [int(tokens) for tokens in batch[:, 0]]
     slots, start_s = [], 0.0
-    for slot in batch_slots(documents, _shapes(plan)):
+    for slot in batch_slots(documents, bucket_shapes(plan)):
         bucket = plan.buckets[slot.bucket]
         shape = PaddedShape(((bucket.bucket.dims[0], slot.length),))
         taken = [documents[i] for row in slot.documents for i in row]
@@ -177,13 +177,3 @@ def _check(plan: Plan, lengths: Lengths) -> None:
             f"these have {lengths.digest()[:12]}; give the length file of `shardwise plan`, or "
             "plan for these"
         )
-
-
-def _shapes(plan: Plan) -> list[BucketShape]:
-    """What the batcher needs of the buckets."""
-    shapes = []
-    for bucket in plan.buckets:
-        (band,) = bucket.bucket.ranges
-        padded = tuple(dict(shape.sizes)[band.dim] for shape in bucket.padded)
-        shapes.append(BucketShape(band.low, band.high, bucket.batch_degree, bucket.seats, padded))
-    return shapes

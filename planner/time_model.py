@@ -9,7 +9,7 @@
 Sizes are global; prices are of the slowest rank, which is any: all ranks do the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Final
@@ -90,13 +90,13 @@ class Pricer:
         unit: UnitProgram,
         sizes: Mapping[str, int],
         *,
-        without: frozenset[str] = frozenset(),
+        only: Callable[[str], bool] = lambda _: True,
     ) -> tuple[float, float, float]:
-        """Seconds of a unit's calls, kinds `without` left out: forward, backward, and forward once
-        more if recomputed."""
+        """Seconds of a unit's calls of the kinds that `only` takes: forward, backward, and forward
+        once more if recomputed."""
         forward = backward = again = 0.0
         for call, needs, count, count_again in self._grouped(traffic, unit):
-            if call.operator.kind not in without:
+            if only(call.operator.kind):
                 one, back = self._call_s(call, needs, sizes)
                 forward += count * one
                 backward += count * back

@@ -1,8 +1,8 @@
 """The micro-batches of a uniform plan through its pipeline: when they end, what they keep.
 
 The order of actions is the schedule's (ir/schedule.py), the time of each that of its model part,
-and the event simulator says the rest. Messages between pipeline devices travel beside computing
-where the stack overlaps them, else both ends wait (Megatron-LM's batched point-to-point calls).
+and the event simulator says the rest. Messages between pipeline devices travel beside computing, in
+every stack.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.schedule import ScheduleKind, actions
 from shardwise.ir.schedule_action import ActionKind
 from shardwise.ir.schedule_orders import Orders
+from shardwise.ir.schedule_times import Duration
 from shardwise.ir.schedule_zero_bubble import Costs
 from shardwise.planner.stage_layers import StageLayers
 from shardwise.planner.time_model import Pricer
@@ -24,13 +25,12 @@ from shardwise.solvers.timeline import memory
 
 _STEADY = 4
 """Micro-batches for each device after which a pipeline of equal ones is in its steady state: the
-busiest device then never waits, and each more costs its time (tests/planner/test_uniform_price.py
-compares with all of them simulated)."""
+busiest device then never waits, and each more costs its time. Compared with all of them simulated
+in tests/planner/test_uniform_pipeline.py."""
 WEIGHT_KEPT = 0.5
-"""Share of the kept activations that the backward of weights reads: inputs of the products. Of the
-34 + 5 a s / h bytes of GPT with unfused attention that is 32 of them without the scores' (Qi et al.
-2024, table 1)."""
-_SPLITS = (ScheduleKind.ZB_H1, ScheduleKind.ZB_H2, ScheduleKind.ZB_V)
+"""Share of the kept activations that the backward of weights reads, the inputs of the products:
+assumption. In GPT with unfused attention it is 32 of 34 + 5 a s / h bytes (Qi et al. 2024, table
+1), 0.37 to 0.43 for the models there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,11 @@ def pipeline(
 ) -> PipelineRun:
     """Run every micro-batch; `extras` are the (forward, backward) seconds that the weights of each
     model part add to it."""
-    splits = plan.schedule in _SPLITS
+    splits = plan.schedule.splits_backward
     parts = [
         _part(part, costs, extra, splits=splits) for part, extra in zip(layers, extras, strict=True)
     ]
     hop = _hop_s(plan, pricer, shape)
-    seconds = {
-        ActionKind.F: [part.forward_s for part in parts],
-        ActionKind.B: [part.backward_s for part in parts],
-        ActionKind.W: [part.weight_s for part in parts],
-    }
     if plan.pipeline == 1:
         one = parts[0]
         total = plan.micro_batches * (one.forward_s + one.backward_s)
@@ -83,7 +78,7 @@ def pipeline(
     if plan.schedule is ScheduleKind.GPIPE:  # it keeps every micro-batch
         count = plan.micro_batches
     orders = _orders(replace(plan, micro_batches=count), tuple(parts), hop)
-    ran = simulate(orders, lambda kind, chunk, _: seconds[kind][chunk], lambda *_: hop)
+    ran = simulate(orders, _duration(parts), lambda *_: hop)
     peaks = memory(
         ran,
         lambda chunk, _: parts[chunk].kept_bytes,
@@ -117,20 +112,25 @@ def _part(
     return _Part(forward_s + extra[0], whole - weight_s, weight_s, kept, opened)
 
 
+def _duration(parts: Sequence[_Part]) -> Duration:
+    """Seconds of an action, which depend on its kind and model part alone."""
+    seconds = {
+        ActionKind.F: [part.forward_s for part in parts],
+        ActionKind.B: [part.backward_s for part in parts],
+        ActionKind.W: [part.weight_s for part in parts],
+    }
+    return lambda kind, chunk, _: seconds[kind][chunk]
+
+
 @lru_cache(maxsize=256)
 def _orders(plan: UniformPlan, parts: tuple[_Part, ...], hop_s: float) -> Orders:
-    if plan.schedule in _SPLITS:
-        seconds = {
-            ActionKind.F: [part.forward_s for part in parts],
-            ActionKind.B: [part.backward_s for part in parts],
-            ActionKind.W: [part.weight_s for part in parts],
-        }
+    if plan.schedule.splits_backward:
         return actions(
             plan.schedule,
             devices=plan.pipeline,
             micro_batches=plan.micro_batches,
             chunks_per_device=plan.chunks,
-            costs=Costs(lambda kind, chunk, _: seconds[kind][chunk], lambda *_: hop_s, WEIGHT_KEPT),
+            costs=Costs(_duration(parts), lambda *_: hop_s, WEIGHT_KEPT),
         )
     return _fixed(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks)
 

@@ -18,7 +18,6 @@ _ALIASES: Final[Mapping[str, str]] = {
     "tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "mbs": "micro_batch",
     "vpp": "chunks", "sp": "sequence_parallel", "length": "sequence_length",
 }  # fmt: skip
-_INTERLEAVED: Final = (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V)
 _FLAGS: Final = ("sequence_parallel", "overlap_gradients", "overlap_tensor", "broadcast_weights")
 _PART: Final = re.compile(r"([a-z_]+)(?:=([a-z0-9_]+))?")
 _MAX_ZERO: Final = 3
@@ -78,7 +77,7 @@ class UniformPlan:
                 f"shard={self.shard} does not divide {self.data * self.context} data ranks; "
                 "give a divisor"
             )
-        if self.chunks > 1 and self.schedule not in _INTERLEAVED:
+        if self.chunks > 1 and not self.schedule.takes_chunks:
             raise InvalidValueError(
                 f"chunks={self.chunks} with schedule {self.schedule}: only an interleaved schedule "
                 "has several model parts on a device; set chunks=1 or another schedule"
@@ -100,9 +99,14 @@ class UniformPlan:
         return 1 if self.zero == 0 else self.shard or self.replicas
 
     @property
+    def documents_per_step(self) -> int:
+        """Global."""
+        return self.data * self.micro_batch * self.micro_batches
+
+    @property
     def tokens_per_step(self) -> int:
         """Global."""
-        return self.data * self.micro_batch * self.micro_batches * self.sequence_length
+        return self.documents_per_step * self.sequence_length
 
     def __str__(self) -> str:
         parts = []

@@ -16,21 +16,19 @@ from shardwise.ir.layout import Shard
 from shardwise.ir.localise import localise
 from shardwise.ir.lowering import lower
 from shardwise.ir.mesh import Mesh, MeshAxis
-from shardwise.ir.program import Call, LocalProgram, Move, UnitProgram
+from shardwise.ir.program import Call, Move, UnitProgram
 from shardwise.ir.redistribution import StepKind
 from shardwise.ir.strategy import Recompute, Role, Strategy
 from shardwise.ir.training import TrainingSpec
-from shardwise.planner.memory_model import SlotMemory, Terms, slot_memory
+from shardwise.planner.memory_model import SlotMemory, slot_memory, total_bytes
 from shardwise.planner.menu import MODEL_AXIS
-from shardwise.planner.operator_time import ATTENTION
+from shardwise.planner.operator_time import multiplies
 from shardwise.planner.sizes import local_bytes, number
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.traffic import Messages, Traffic
 from shardwise.planner.uniform_plan import UniformPlan
 
 CORE = "core"
-PRODUCTS = frozenset({"aten.linear.default", "aten.matmul.default", *ATTENTION})
-"""Kinds whose results `Recompute.REGION` keeps; norms and what is pointwise is computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +64,9 @@ class UniformUnits:
 
     def costs(self, plan: UniformPlan) -> PartCosts:
         """Of the embedding, one layer, and the head."""
-        traffic = _traffic(self.shape, self.pricer.training, plan.tensor, plan.sequence_parallel,
-                           self._link(plan))  # fmt: skip
-        memory = _memory(traffic)
+        traffic, memory = local_decoder(
+            self.shape, self.pricer.training, plan.tensor, plan.sequence_parallel, self._link(plan)
+        )
         prices = [self._unit(plan, traffic, name) for name in UNITS]
         parts = []
         for names in (("embed",), LAYER, ("head",)):
@@ -77,7 +75,7 @@ class UniformUnits:
             for place in places:
                 one = prices[place]
                 forward_s += one.forward_s
-                backward_s += one.backward_s + self._again_s(plan, UNITS[place], one)
+                backward_s += one.backward_s + one.again_s
                 weight_s += one.weight_s
             kept, opened = self._bytes(plan, traffic, memory, places)
             share = min(1.0, weight_s / backward_s) if backward_s else 0.0
@@ -98,7 +96,6 @@ class UniformUnits:
         unit = traffic.program.units[UNITS.index(name)]
         sizes = self._sizes(plan, name)
         forward_s, backward_s, _ = self.pricer.calls_s(traffic, unit, sizes)
-        pointwise_s, _, _ = self.pricer.calls_s(traffic, unit, sizes, without=PRODUCTS)
         weight_s = self.pricer.weight_gradients_s(traffic, unit, sizes)
         back = traffic.backward_values(unit.steps, sizes)
         if plan.sequence_parallel and plan.tensor > 1:
@@ -111,7 +108,8 @@ class UniformUnits:
             plan, traffic, traffic.forward_values(unit.steps, sizes), forward_s
         )
         backward_s += self._messages_s(plan, traffic, back, backward_s)
-        return _UnitPrice(forward_s, backward_s, weight_s, pointwise_s)
+        again_s = self._again_s(plan, traffic, name, forward_s)
+        return _UnitPrice(forward_s, backward_s, weight_s, again_s)
 
     def _messages_s(
         self, plan: UniformPlan, traffic: Traffic, messages: Messages, compute_s: float
@@ -134,13 +132,17 @@ class UniformUnits:
         overlap = self.pricer.hardware.link(span.link).overlap.value
         return total - min(total * overlap, compute_s)
 
-    def _again_s(self, plan: UniformPlan, name: str, one: "_UnitPrice") -> float:
-        """The forward once more, with its messages, where it is recomputed."""
+    def _again_s(self, plan: UniformPlan, traffic: Traffic, name: str, forward_s: float) -> float:
+        """What of a unit's forward, its messages included, is computed once more."""
         if name not in LAYER or plan.recompute is Recompute.NONE:
             return 0.0
         if plan.recompute is Recompute.ATTENTION and name != CORE:
             return 0.0
-        return one.pointwise_s if plan.recompute is Recompute.REGION else one.forward_s
+        if plan.recompute is not Recompute.REGION:
+            return forward_s
+        # norms and what is pointwise; results of products and of attention are kept
+        unit, sizes = traffic.program.units[UNITS.index(name)], self._sizes(plan, name)
+        return self.pricer.calls_s(traffic, unit, sizes, only=lambda kind: not multiplies(kind))[0]
 
     def _bytes(
         self, plan: UniformPlan, traffic: Traffic, memory: SlotMemory, places: list[int]
@@ -153,7 +155,7 @@ class UniformUnits:
             sizes = self._sizes(plan, name)
             share = plan.context if name == CORE else 1
             before = memory.phases[place - 1].kept if place else ()
-            own = _total(memory.phases[place].kept, sizes) - _total(before, sizes)
+            own = float(total_bytes(memory.phases[place].kept, sizes) - total_bytes(before, sizes))
             if plan.sequence_parallel and plan.tensor > 1:
                 own -= _gathered_bytes(traffic, unit, sizes)
             own -= self._lowered_bytes(traffic, unit, sizes)
@@ -204,7 +206,7 @@ class UniformUnits:
         return sum(
             local_bytes(spec, layout.forward, traffic.mesh, sizes) / share
             for step in traffic.program.units[place].steps
-            if isinstance(step, Call) and step.operator.kind in PRODUCTS
+            if isinstance(step, Call) and multiplies(step.operator.kind)
             for spec, layout in zip(step.operator.outputs, step.writes, strict=True)
         )
 
@@ -214,38 +216,23 @@ class _UnitPrice:
     forward_s: float
     backward_s: float
     weight_s: float
-    pointwise_s: float
-    """The forward's calls that are no product and no attention, without messages."""
+    again_s: float
+    """Of the forward, where it is recomputed."""
 
 
 @lru_cache(maxsize=512)
-def _traffic(
+def local_decoder(
     shape: DecoderShape, training: TrainingSpec, tensor: int, sequence: bool, link: str
-) -> Traffic:
-    """The local program over the tensor axis; one layer of the decoder."""
+) -> tuple[Traffic, SlotMemory]:
+    """The local program over the tensor axis, one layer of the decoder, and what its units keep one
+    after the other, none recomputed."""
     graph, units = decoder_graph(shape, training.compute_dtype)
     mesh = Mesh((MeshAxis(MODEL_AXIS, tensor, link),) if tensor > 1 else ())
     name = "tensor_sequence" if sequence else "tensor"
     roles = tuple((axis.name, Role.TENSOR) for axis in mesh.axes)
     program = localise(graph, units, mesh, [Strategy(name, roles, (), ())] * len(units))
-    return Traffic(program, {}, training)
-
-
-_MEMORIES: dict[int, tuple[LocalProgram, SlotMemory]] = {}
-
-
-def _memory(traffic: Traffic) -> SlotMemory:
-    """Kept bytes of the units one after the other, none recomputed."""
-    known = _MEMORIES.get(id(traffic.program))
-    if known is None:
-        count = len(traffic.program.units)
-        memory = slot_memory(traffic, range(count), [False] * count)
-        known = _MEMORIES[id(traffic.program)] = (traffic.program, memory)
-    return known[1]
-
-
-def _total(terms: Terms, sizes: Mapping[str, int]) -> float:
-    return float(sum(count * number(size, sizes) for size, count in terms))
+    traffic = Traffic(program, {}, training)
+    return traffic, slot_memory(traffic, range(len(units)), [False] * len(units))
 
 
 def _gather_moves(traffic: Traffic, unit: UnitProgram) -> list[Move]:

@@ -46,16 +46,16 @@ def unit_work(
     repeated = {id(step) for step in traffic.recomputed(unit)} if recompute else set()
     for step in unit.steps:
         if isinstance(step, Call):
-            forward = number(step.operator.flops, sizes) / step.parts
-            total += Work(
-                forward, forward if id(step) in repeated else 0.0, _backward(traffic, step, sizes)
-            )
+            forward, backward = call_flops(step, traffic.needs(step), sizes)
+            total += Work(forward, forward if id(step) in repeated else 0.0, backward)
     return total
 
 
-def _backward(traffic: Traffic, call: Call, sizes: Mapping[str, int]) -> float:
+def call_flops(call: Call, needs: Sequence[bool], sizes: Mapping[str, int]) -> tuple[float, float]:
+    """FLOPs per rank of a call, forward, and of the products of its backward; `needs` says which
+    operands need a gradient."""
+    forward = number(call.operator.flops, sizes) / call.parts
     if not call.needs_gradient:
-        return 0.0
-    assert traffic.saves is not None
-    needs = [ref.name in traffic.saves.gradients for ref in call.operator.refs()]
-    return number(backward_flops(call.operator, call.operand_specs, needs), sizes) / call.parts
+        return forward, 0.0
+    backward = backward_flops(call.operator, call.operand_specs, needs)
+    return forward, number(backward, sizes) / call.parts

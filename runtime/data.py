@@ -19,7 +19,7 @@ from shardwise.ir.padding import ATTENTION_MASK, attends_to_padding
 from shardwise.ir.plan import Plan
 from shardwise.ir.traced_model import TracedModel
 from shardwise.runtime.corpus import Corpus
-from shardwise.solvers.batcher import BucketShape, Slot, batch_slots
+from shardwise.solvers.batcher import Slot, batch_slots, bucket_shapes
 
 Indices = npt.NDArray[np.int64]
 
@@ -27,20 +27,6 @@ IGNORED = -100
 """Target that counts neither in the loss nor in its weight (torch's cross_entropy default)."""
 PAD = 0
 """Token id of padding: masked by its targets, and by position (causal) or `attention_mask`."""
-
-
-def bucket_shapes(plan: Plan) -> tuple[BucketShape, ...]:
-    """What the batcher needs of a plan's buckets (one length dim)."""
-    shapes = []
-    for bucket in plan.buckets:
-        if len(bucket.bucket.ranges) != 1:
-            raise UnsupportedError(
-                f"bucket {bucket.bucket} has several length dims; this version trains on one"
-            )
-        (band,) = bucket.bucket.ranges
-        padded = tuple(dict(shape.sizes)[band.dim] for shape in bucket.padded)
-        shapes.append(BucketShape(band.low, band.high, bucket.batch_degree, bucket.seats, padded))
-    return tuple(shapes)
 
 
 def check_corpus(corpus: Corpus, plan: Plan) -> None:

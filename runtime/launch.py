@@ -17,8 +17,8 @@ from torch import nn
 from shardwise.ir.errors import MismatchError
 from shardwise.ir.plan import Plan
 from shardwise.ir.plan_file import load
-from shardwise.ir.trace_language import trace_language_model
 from shardwise.ir.trace_models import load_model
+from shardwise.ir.trace_training import trace_of_plan
 from shardwise.runtime.checkpoint import (
     load_checkpoint,
     read_masters,
@@ -61,11 +61,7 @@ def train_on(
     corpus = load_job_corpus(job, plan)
     model = build_model(job)
     _check_vocabulary(corpus, model)
-    traced = trace_language_model(
-        model,
-        compute_dtype=job.training.compute_dtype,
-        longest=plan.buckets[-1].bucket.ranges[0].high,
-    )
+    traced = trace_of_plan(model, plan)
     plan.check_model(traced.fingerprint)
     check_padding(corpus, plan, traced)
     if job.check_profile:

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from shardwise.ir.cluster import Cluster
-from shardwise.ir.config_files import load_hardware
+from shardwise.ir.config_files import CONFIGS, load_hardware
 from shardwise.ir.errors import ShardwiseError
 from shardwise.ir.hardware import HardwareProfile
 from shardwise.ir.plan import Plan
@@ -140,9 +140,9 @@ def price(profile: HardwareProfile, key: str, x: float, sharing: int) -> float |
 def profile_of(plan: Plan) -> HardwareProfile | None:
     """The hardware file that the plan was priced with, where it is at hand."""
     name = f"{plan.priced_for.cluster.hardware}.toml"
-    for path in (Path("configs/hardware") / name, Path("hardware") / name, Path(name)):
+    for folder in (Path("configs/hardware"), Path("hardware"), Path(), CONFIGS / "hardware"):
         try:
-            profile = load_hardware(path)
+            profile = load_hardware(folder / name)
         except (ShardwiseError, OSError):
             continue
         if profile.digest() == plan.priced_for.hardware_digest:
@@ -161,6 +161,8 @@ def _few(
         if kind not in kinds or ("head size" in group.title and "size 64" not in group.title):
             continue
         chosen.setdefault(kind, group)
+        if len(chosen) == len(kinds):  # what comes after would be built, groups of ranks too
+            break
     return [_cut(group, profile, sharing) for group in chosen.values()]
 
 

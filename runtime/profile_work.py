@@ -1,6 +1,7 @@
 """What is timed on one device: products, attention and operators that memory bounds."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -29,6 +30,7 @@ def product_groups(dtypes: Sequence[str], device: torch.device) -> Iterator[Grou
         yield Group(f"matmul {dtype}", tuple(_product(dtype, *shape, device) for shape in PRODUCTS))
 
 
+@lru_cache
 def product_bytes(dtype: str) -> dict[float, int]:
     """Bytes that a product of PRODUCTS moves, by its FLOP."""
     works = [_linear(dtype, *shape) for shape in PRODUCTS]

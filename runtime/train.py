@@ -12,14 +12,12 @@ import torch
 
 from shardwise.ir.errors import MismatchError
 from shardwise.ir.plan import Plan
-from shardwise.ir.strategy import Role
 from shardwise.runtime.communicator import Communicator
 from shardwise.runtime.corpus import Corpus
 from shardwise.runtime.data import (
     Indices,
     Sampler,
     StepData,
-    bucket_shapes,
     held_out,
     micro_batch,
     step_data,
@@ -28,7 +26,7 @@ from shardwise.runtime.job import Job
 from shardwise.runtime.memory import PeakMeter
 from shardwise.runtime.program import Program, SlotResult
 from shardwise.runtime.switches import rehearse, total_bytes
-from shardwise.solvers.batcher import Slot
+from shardwise.solvers.batcher import Slot, bucket_shapes
 
 Say = Callable[[str], None]
 
@@ -206,7 +204,7 @@ class Trainer:
             data,
             slot,
             seats=self.plan.buckets[slot.bucket].seats,
-            replica=self._replica(slot.bucket),
+            replica=self.plan.replica(slot.bucket, self.communicator.rank),
             names=self._inputs,
             device=self.device,
         )
@@ -215,16 +213,6 @@ class Trainer:
         empty: Indices = np.zeros(0, dtype=np.int64)
         slot = Slot(bucket, length, ((),) * self.plan.buckets[bucket].batch_degree)
         return self.program.run_slot(bucket, self._batch(StepData(empty, (), 0), slot))
-
-    def _replica(self, bucket: int) -> int:
-        """This rank's place among the replicas of a bucket: its batch axes, the first slowest."""
-        strategy = self.plan.strategy(self.strategies(bucket)[0])
-        places = self.plan.mesh.coordinates(self.communicator.rank)
-        replica = 0
-        for axis in self.plan.mesh.axis_names:
-            if strategy.role(axis) is Role.BATCH:
-                replica = replica * self.plan.mesh.axis(axis).size + places[axis]
-        return replica
 
     def _agree(self, data: StepData) -> None:
         """All ranks have the same slots, or every rank raises before anything is run."""

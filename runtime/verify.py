@@ -28,7 +28,7 @@ from shardwise.runtime.communicator import Communicator
 from shardwise.runtime.program import Program
 from shardwise.runtime.rank_failure import RanksFailedError
 from shardwise.runtime.thread_communicator import run_ranks
-from shardwise.runtime.verify_data import Sample, Slot, replica_of, step_slots, token_documents
+from shardwise.runtime.verify_data import Sample, Slot, step_slots, token_documents
 from shardwise.runtime.verify_precision import (
     CHECKED,
     SMALL_RATE,
@@ -215,7 +215,7 @@ class Verification:
         return found
 
     def _batch(self, slot: Slot, rank: int) -> dict[str, torch.Tensor]:
-        return slot.batch(replica_of(self.plan, slot.bucket, rank), self.traced.graph)
+        return slot.batch(self.plan.replica(slot.bucket, rank), self.traced.graph)
 
     def _covered(self) -> tuple[str, ...]:
         plan = self.plan

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from shardwise.ir.errors import FileFormatError, UnsupportedError
+from shardwise.ir.hugging_face_config import read_config
 from shardwise.ir.plan import Plan
-from shardwise.ir.trace_language import trace_language_model
 from shardwise.ir.trace_models import load_model
+from shardwise.ir.trace_training import trace_of_plan
 from shardwise.runtime.verify import verify
 from shardwise.runtime.verify_project import MAX_RANKS, small_config
 from shardwise.runtime.verify_report import VerifyReport
@@ -33,10 +34,7 @@ def verify_language_model(plan: Plan, spec: str, *, seed: int = 0) -> VerifyRepo
     at zero or one. Raises MismatchError where the plan is of another model, UnsupportedError for a
     large model without a config to make a small one from, and what loading and tracing raise.
     """
-    longest = plan.buckets[-1].bucket.ranges[0].high
-    traced = trace_language_model(
-        load_model(spec), compute_dtype=plan.training.compute_dtype, longest=longest
-    )
+    traced = trace_of_plan(load_model(spec), plan)
     plan.check_model(traced.fingerprint)
     count = traced.fingerprint.parameter_count
     if count <= LARGEST and plan.mesh.world_size <= MAX_RANKS:
@@ -49,7 +47,7 @@ def verify_language_model(plan: Plan, spec: str, *, seed: int = 0) -> VerifyRepo
             f"{LARGEST} and {MAX_RANKS} are replayed as they are; give a plan of a smaller model "
             "of the same architecture"
         )
-    config = json.loads(Path(path).read_text(encoding="utf-8"))
+    config = read_config(Path(path))
     small = small_config(config, plan.mesh)
     changes = ", ".join(
         f"{key} {config[key]} -> {value}"

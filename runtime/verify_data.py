@@ -67,16 +67,6 @@ class Slot:
         return found
 
 
-def replica_of(plan: Plan, bucket: int, rank: int) -> int:
-    """A rank's place among the replicas of a bucket: its batch axes, the first slowest."""
-    strategy = plan.strategy(plan.unit_strategies(plan.buckets[bucket])[0])
-    places, replica = plan.mesh.coordinates(rank), 0
-    for axis in plan.mesh.axes:
-        if strategy.role(axis.name) is Role.BATCH:
-            replica = replica * axis.size + places[axis.name]
-    return replica
-
-
 def step_slots(plan: Plan, step: int, sample: Sample, dims: Sequence[str], seed: int) -> list[Slot]:
     """The slots of one step: every bucket twice, full, ragged and nearly empty ones in turn."""
     generator = torch.Generator().manual_seed(seed * 7919 + step)

@@ -26,7 +26,7 @@ from shardwise.ir.trace import TracedModel
 from shardwise.runtime.communicator import Communicator
 from shardwise.runtime.program import Program
 from shardwise.runtime.thread_communicator import run_ranks
-from shardwise.runtime.verify_data import Slot, replica_of
+from shardwise.runtime.verify_data import Slot
 from shardwise.runtime.verify_reference import StepResult
 from shardwise.runtime.verify_report import GRADIENT_FLOOR, Precision, Tensors, largest, order
 
@@ -85,7 +85,7 @@ def on_rank(
     gradients: list[Tensors] = []
     for step in slots:
         for slot in step:
-            batch = slot.batch(replica_of(plan, slot.bucket, communicator.rank), traced.graph)
+            batch = slot.batch(plan.replica(slot.bucket, communicator.rank), traced.graph)
             losses.append(program.run_slot(slot.bucket, batch).loss_sum)
         program.finish_step()
         gradients.append(whole_tensors(program, of_grad=True))

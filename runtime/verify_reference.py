@@ -6,7 +6,6 @@ casts of the model to narrower floats are lifted to it (`Lifting`), as they are 
 (ir/lift.py). `OwnReference` is in the plan's own dtypes.
 """
 
-import inspect
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.ir.trace import TracedModel
-from shardwise.ir.trace_export import LossFunction
+from shardwise.ir.trace_export import LossFunction, accepts, loss_of
 from shardwise.ir.training import TrainingSpec
 from shardwise.runtime.interpreter import interpret, module_values
 from shardwise.runtime.verify_data import Document
@@ -70,11 +69,10 @@ class Reference:
         for module in model.modules():  # grouped products have no float64 in eager PyTorch
             if getattr(getattr(module, "config", None), "_experts_implementation", None):
                 module.config._experts_implementation = "eager"  # type: ignore[union-attr]
-        taken = inspect.signature(model.forward).parameters
-        every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
         names = (item.name for item in traced.graph.inputs)
-        self._accepted = [name for name in names if every or name in taken]
+        self._accepted = [name for name in names if accepts(model, name)]
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._sections = {p.name: p.section for p in traced.graph.parameters}
         self._names = [p.name for p in traced.graph.parameters if trainable[p.name]]
         trained = list(dict.fromkeys(self._source(name) for name in self._names))
         for parameter in model.parameters():
@@ -88,8 +86,8 @@ class Reference:
 
     def _source(self, name: str) -> str:
         """The model's parameter that a parameter of the graph is, or is a section of."""
-        found = next(p for p in self.traced.graph.parameters if p.name == name)
-        return found.section.source if found.section is not None else name
+        section = self._sections[name]
+        return name if section is None else section.source
 
     def step(self, documents: Iterable[Document], clip_norm: float | None) -> StepResult:
         """One AdamW step on the mean loss of the documents."""
@@ -129,7 +127,7 @@ class Reference:
         parameter = self._masters[self._source(name)]
         value = parameter.grad if of_grad else parameter
         assert value is not None
-        section = next(p for p in self.traced.graph.parameters if p.name == name).section
+        section = self._sections[name]
         if section is not None:
             value = value.narrow(section.dim, section.start, section.stop - section.start)
         return value.detach().clone()
@@ -162,7 +160,8 @@ class Reference:
                     return first
                 mean: torch.Tensor = outputs
                 return mean * weight
-            return _loss_of(outputs) * weight
+            loss: torch.Tensor = loss_of(outputs)
+            return loss * weight
 
 
 class OwnReference(Reference):
@@ -221,11 +220,3 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
-
-
-def _loss_of(outputs: Any) -> torch.Tensor:
-    """The mean loss among what a model returns, as the trace takes it."""
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    while not isinstance(loss, torch.Tensor):
-        outputs = loss = outputs[0] if not isinstance(outputs, torch.Tensor) else outputs
-    return loss

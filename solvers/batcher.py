@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shardwise.ir.errors import InvalidValueError
+from shardwise.ir.errors import InvalidValueError, UnsupportedError
+from shardwise.ir.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,20 @@ class BucketShape:
     def documents_per_slot(self) -> int:
         """Seats over all replicas: k = batch_degree * seats."""
         return self.batch_degree * self.seats
+
+
+def bucket_shapes(plan: Plan) -> tuple[BucketShape, ...]:
+    """What the batcher needs of a plan's buckets (one length dim)."""
+    shapes = []
+    for bucket in plan.buckets:
+        if len(bucket.bucket.ranges) != 1:
+            raise UnsupportedError(
+                f"bucket {bucket.bucket} has several length dims; this version batches one"
+            )
+        (band,) = bucket.bucket.ranges
+        padded = tuple(dict(shape.sizes)[band.dim] for shape in bucket.padded)
+        shapes.append(BucketShape(band.low, band.high, bucket.batch_degree, bucket.seats, padded))
+    return tuple(shapes)
 
 
 @dataclass(frozen=True, slots=True)

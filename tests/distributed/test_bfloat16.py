@@ -13,7 +13,6 @@ import torch
 
 from shardwise.runtime.program import Program
 from shardwise.runtime.verify import Verification
-from shardwise.runtime.verify_data import replica_of
 from shardwise.runtime.verify_reference import OwnReference, Reference
 from tests.support import fault_model
 from tests.support.tiny_decoder import plan_of
@@ -43,7 +42,7 @@ def train(context, scheme):
     for slots in verification.slots:
         total = 0.0
         for slot in slots:
-            batch = slot.batch(replica_of(plan, slot.bucket, context.rank), traced.graph)
+            batch = slot.batch(plan.replica(slot.bucket, context.rank), traced.graph)
             total += program.run_slot(slot.bucket, batch).loss_sum
         states = program.store.states.values()
         copies |= {copy_.dtype for state in states for copy_ in state.copies.values()}

@@ -14,7 +14,7 @@ from shardwise.ir.trace_language import trace_language_model
 from shardwise.ir.training import TrainingSpec
 from shardwise.runtime.data import IGNORED
 from shardwise.runtime.program import Program
-from shardwise.runtime.verify_data import Slot, replica_of
+from shardwise.runtime.verify_data import Slot
 from shardwise.runtime.verify_precision import whole_tensors
 from shardwise.runtime.verify_report import gradient_errors
 from tests.support.tiny_decoder import VOCABULARY, Decoder, plan_of
@@ -92,7 +92,7 @@ def step(context, mesh, scheme):
     program = Program.from_plan(model(), plan, traced(), context.communicator)
     total = 0.0
     for slot in slots(plan):
-        batch = slot.batch(replica_of(plan, slot.bucket, context.rank), traced().graph)
+        batch = slot.batch(plan.replica(slot.bucket, context.rank), traced().graph)
         total += program.run_slot(slot.bucket, batch).loss_sum
     weight = program.finish_step()
     return total / weight, weight, whole_tensors(program, of_grad=True)

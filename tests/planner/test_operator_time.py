@@ -8,7 +8,7 @@ from shardwise.ir.decoder_graph import UNITS
 from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.program import Call
 from shardwise.planner.operator_time import TILES, OperatorTime, tile_rounds
-from shardwise.planner.uniform_units import _traffic
+from shardwise.planner.uniform_units import local_decoder
 from tests.support.uniform import GPT, LLAMA, MIXED, korthikanti, pricer
 
 SIZES = {"B": 2, "S": 2048}
@@ -18,7 +18,7 @@ TOKENS = SIZES["B"] * SIZES["S"]
 def found(shape, name, tensor=1):
     """(call, which operands need a gradient) of an operator of a decoder."""
     link = pricer(8).hardware.links[0].name if tensor > 1 else ""
-    traffic = _traffic(shape, MIXED, tensor, False, link)
+    traffic, _ = local_decoder(shape, MIXED, tensor, False, link)
     assert len(traffic.program.units) == len(UNITS)
     for step in traffic.program.steps():
         if isinstance(step, Call) and step.operator.name == name:

@@ -14,13 +14,12 @@ from shardwise.runtime.data import (
     PAD,
     Sampler,
     StepData,
-    bucket_shapes,
     check_corpus,
     held_out,
     micro_batch,
     step_data,
 )
-from shardwise.solvers.batcher import Slot
+from shardwise.solvers.batcher import Slot, bucket_shapes
 from tests.support.tiny_decoder import documents, plan_of
 
 CPU = torch.device("cpu")

@@ -18,7 +18,6 @@ from shardwise.runtime.launch import train_on
 from shardwise.runtime.program import Program
 from shardwise.runtime.thread_communicator import run_ranks
 from shardwise.runtime.verify_command import spread
-from shardwise.runtime.verify_data import replica_of
 from shardwise.runtime.verify_precision import whole_tensors
 from shardwise.runtime.verify_report import gradient_errors
 from shardwise.solvers.batcher import Slot
@@ -74,7 +73,7 @@ def test_padded_documents_lose_what_they_lose_alone(spec):
         for slot in slots:
             batch = micro_batch(
                 found, data, slot, seats=plan.buckets[slot.bucket].seats,
-                replica=replica_of(plan, slot.bucket, communicator.rank), names=names,
+                replica=plan.replica(slot.bucket, communicator.rank), names=names,
                 device=torch.device("cpu"),
             )  # fmt: skip
             losses.append(program.run_slot(slot.bucket, batch))

@@ -20,7 +20,7 @@ from shardwise.runtime.redistribute import Router
 from shardwise.runtime.thread_communicator import ThreadCommunicator, ThreadWorld
 from shardwise.runtime.verify import Verification, verify
 from shardwise.runtime.verify_command import spread, verify_language_model
-from shardwise.runtime.verify_data import replica_of, step_slots, token_documents
+from shardwise.runtime.verify_data import step_slots, token_documents
 from shardwise.runtime.verify_project import project, small_config, smaller_mesh
 from shardwise.runtime.verify_reference import Lifting
 from shardwise.runtime.verify_report import (
@@ -244,7 +244,7 @@ def test_replicas_are_numbered_as_the_batch_is_cut(mesh):
         for bucket, axes in enumerate([("x0", "data"), ("data",), ("data",)]):
             layout = Layout(tuple((axis, Shard(0)) for axis in axes))
             rows = router.run(whole, Layout(()), layout, (8,))
-            first = replica_of(plan, bucket, rank) * len(rows)
+            first = plan.replica(bucket, rank) * len(rows)
             assert rows.tolist() == list(range(first, first + len(rows)))
 
 
