@@ -8,14 +8,15 @@ DIR holds korthikanti-layer-times.csv. Nothing is fitted: the software has effic
 import argparse
 import csv
 import platform
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
+from benchmarks.page import put, table
 from shardwise.ir.cluster import Cluster, Level
 from shardwise.ir.config_files import CONFIGS, load_hardware, load_software
 from shardwise.ir.curve import Constant
 from shardwise.ir.decoder import AttentionKernel, DecoderShape
-from shardwise.ir.software import SoftwareProfile
 from shardwise.ir.strategy import Recompute
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.time_model import Pricer
@@ -25,18 +26,12 @@ from shardwise.planner.uniform_units import UniformUnits
 RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.ATTENTION, "full": Recompute.LAYER}
 
 
-def neutral(profile: SoftwareProfile) -> SoftwareProfile:
-    """The profile with efficiency 1."""
-    one = Constant(1.0, "ratio", "assumption: nothing is fitted here")
-    return SoftwareProfile(
-        profile.name, profile.version_range, profile.device, one, profile.launch_floor_s
-    )
-
-
 def rows(path: Path) -> list[list[str]]:
     """Experiment, and per pass the published and the predicted milliseconds."""
     hardware = load_hardware(CONFIGS / "hardware" / "a100-sxm-80.toml")
-    software = neutral(load_software(CONFIGS / "software" / "megatron-lm-2021.toml"))
+    profile = load_software(CONFIGS / "software" / "megatron-lm-2021.toml")
+    one = Constant(1.0, "ratio", "assumption: nothing is fitted here")
+    software = replace(profile, efficiency=one)
     cluster = Cluster("one-node", hardware.name, (Level("node", 8, "nvlink"),))
     half = "float16"
     training = TrainingSpec("adamw", "float32", half, half, half)
@@ -75,19 +70,15 @@ def main() -> None:
     options = parser.parse_args()
     head = ["experiment", "forward ms", "predicted", "backward ms", "predicted", "both ms",
             "predicted", "error"]  # fmt: skip
-    lines = [head, ["---"] * len(head), *rows(options.validation / "korthikanti-layer-times.csv")]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    if options.write is None:
-        print(table)
-        return
-    options.write.write_text(
+    text = (
         "# One layer of a 22B GPT\n\nKorthikanti et al. 2022 (arXiv:2205.05198), table 4: 8 A100, "
         "tensor parallel 8, 4 documents of 2048 tokens. Written by `python -m "
         "benchmarks.layer_times --validation DIR --write docs/benchmarks/layer-times.md`, "
         f"{date.today()}, Python {platform.python_version()}. Nothing is fitted: profile "
-        f"a100-sxm-80, software efficiency 1.\n\n{table}\n",
-        encoding="utf-8",
+        "a100-sxm-80, software efficiency 1.\n\n"
     )
+    found = rows(options.validation / "korthikanti-layer-times.csv")
+    put(f"{text}{table(head, found)}\n", options.write)
 
 
 if __name__ == "__main__":
