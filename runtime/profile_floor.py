@@ -2,13 +2,15 @@
 
 The model is as small as a decoder gets, so its operators cost what it takes to start them: Python,
 dispatch, autograd. It is divided by what the planner's formula multiplies the floor with: every
-call forward, every call with a gradient backward, and every gradient that is accumulated.
+call forward, every call with a gradient backward (a product twice, for each of its factors), and
+every gradient that is accumulated.
 """
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from shardwise.ir.flops import is_product
 from shardwise.ir.layout import Layout
 from shardwise.ir.localise import localise
 from shardwise.ir.mesh import Mesh
@@ -108,11 +110,12 @@ def small_executor(device: torch.device) -> tuple[Executor, int]:
 
 
 def floors(program: LocalProgram) -> int:
-    """How often the launch floor counts in a slot of a program."""
+    """How often the launch floor counts in a slot of a program all of whose operands need a
+    gradient: a product's backward is two products."""
     count = 0
     for step in program.steps():
         if isinstance(step, Call):
-            count += 1 + step.needs_gradient
+            count += 1 + step.needs_gradient * (2 if is_product(step.operator.kind) else 1)
         elif isinstance(step, Use):
             count += 1
     return count
