@@ -29,8 +29,10 @@ MOVES: Final = {
 }
 """Collective -> the redistribution of a [1, S, WIDTH] that is lowered to it."""
 BETWEEN: Final = 128
-"""Width of a product that every rank computes before each collective, as training does: in a row
-of collectives alone the backend's threads never go to sleep."""
+"""Width of the products that every rank computes before each collective, as training does."""
+BETWEEN_S: Final = 1e-3
+"""For about how long: what passes between two messages of a layer. In a row of collectives alone
+the backend's threads never go to sleep, and ranks never wait for each other."""
 GROUPS: Final = 8
 """Groups made to see what one takes."""
 
@@ -72,6 +74,7 @@ def rings(cluster: Cluster) -> Iterator[Ring]:
 def link_groups(session: Session, cluster: Cluster) -> Iterator[Group]:
     """Collectives of every ring; a collective of all ranks, which makes the process groups."""
     world = session.communicator.world_size
+    between = _between(session)
     for ring in rings(cluster):
         mesh = ring.mesh(world)
         groups = mesh.groups(("x0",))
@@ -82,19 +85,38 @@ def link_groups(session: Session, cluster: Cluster) -> Iterator[Group]:
             if kind in ("send_recv", "ring_exchange") and not dist.is_initialized():
                 continue  # ranks that are threads have no messages of two
 
-            cases = (_message(kind, ring, size, router, mine) for size in MESSAGES)
+            cases = (_message(kind, ring, size, router, mine, between) for size in MESSAGES)
             yield Group(f"{kind} of {ring.size} over {ring.link}", tuple(cases), everywhere=True)
 
 
-def _message(kind: str, ring: Ring, size: int, router: Router, group: tuple[int, ...]) -> Planned:
+def _between(session: Session) -> Callable[[], None]:
+    """Products that take about BETWEEN_S, as many on every rank."""
+    a = torch.randn(BETWEEN, BETWEEN, device=session.device)
+    one_s = min(session.stopwatch.seconds(lambda: a @ a) for _ in range(9))
+    times = max(1, round(BETWEEN_S / session.largest(one_s)))
+
+    def run() -> None:
+        for _ in range(times):
+            a @ a
+
+    return run
+
+
+def _message(
+    kind: str,
+    ring: Ring,
+    size: int,
+    router: Router,
+    group: tuple[int, ...],
+    between: Callable[[], None],
+) -> Planned:
     rows = max(ring.size, size // 4 // WIDTH // ring.size * ring.size)
     key, x = ring.key(kind), 4.0 * rows * WIDTH
     # the message of an all_to_all is a rank's part
     shape = (1, ring.size * rows if kind == "all_to_all" else rows, WIDTH)
 
     def build() -> Case:
-        a = torch.randn(BETWEEN, BETWEEN, device=router.device)
-        return Case(key, x, _call(kind, shape, router, group), before=lambda: a @ a)
+        return Case(key, x, _call(kind, shape, router, group), before=between)
 
     return Planned(key, x, build)
 
@@ -169,7 +191,7 @@ def measure_overlap(session: Session, repeats: int = 9) -> Overlap | None:
         times = []
         for _ in range(count):
             session.communicator.barrier(session.everyone)
-            times.append(session.largest(session.stopwatch.seconds(run)))
+            times.append(session.largest(session.stopwatch.seconds(run, waits=True)))
         return at_quantile(sorted(times), 0.3)
 
     one, message_s = fastest(compute(1), 5), fastest(communicate, 5)
