@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -36,7 +36,15 @@ from shardwise.runtime.profile_samples import (
 from shardwise.runtime.profile_work import attention_groups, memory_groups, product_groups
 from shardwise.runtime.ranks import connected
 
-Profiles = tuple[HardwareProfile, SoftwareProfile]
+
+class Profiles(NamedTuple):
+    """What a measurement comes to."""
+
+    hardware: HardwareProfile
+    software: SoftwareProfile
+    yardstick_s: float
+    """Of the slowest rank, its core's usual pace; 1 on cuda."""
+
 
 DTYPES: Final = {
     "cpu": ("float32", "bfloat16", "float64"),
@@ -83,12 +91,13 @@ def profile(
         )
         if leader:
             for path, text in (
-                (output, hardware_toml(found[0])), (software_path, software_toml(found[1])),
+                (output, hardware_toml(found.hardware)),
+                (software_path, software_toml(found.software)),
             ):  # fmt: skip
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, "utf-8")
                 say(f"wrote {path}")
-            for line in headlines(*found):
+            for line in headlines(found.hardware, found.software):
                 say(line)
     return found
 
@@ -106,7 +115,7 @@ def measure(
     keep: Callable[[Group], bool] = lambda group: True,
     **limits: float,
 ) -> Profiles:
-    """Both profiles, on ranks that are connected; a collective of all of them.
+    """Both profiles and the pace they are of, on ranks that are connected, all of which call it.
 
     `keep` chooses among the groups of cases (tests take a few); matmul, attention, memory and the
     launch floor have to be among them. `limits` are those of `Session`.
@@ -147,7 +156,11 @@ def measure(
         group_bytes,
         measure_overlap(session),
     )
-    return hardware_profile(measured), software_profile(measured, software_name)
+    return Profiles(
+        hardware_profile(measured),
+        software_profile(measured, software_name),
+        session.largest(session.yardstick.usual_s if session.computes else 0.0),
+    )
 
 
 def all_groups(session: Session, cluster: Cluster) -> list[Group]:

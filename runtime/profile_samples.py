@@ -69,10 +69,21 @@ class Samples:
     """Seconds of one call by (curve, x): of every repeat, on this rank."""
 
     seconds: dict[tuple[str, float], list[float]] = field(default_factory=dict)
+    yards: dict[tuple[str, float], list[float]] = field(default_factory=dict)
+    """Of the same repeats, seconds of the yardstick just before; none where it is not used."""
 
-    def add(self, case: Case, seconds: float) -> None:
+    def add(self, case: Case, seconds: float, yard_s: float | None = None) -> None:
         """One more repeat."""
         self.seconds.setdefault((case.key, case.x), []).append(seconds)
+        if yard_s is not None:
+            self.yards.setdefault((case.key, case.x), []).append(yard_s)
+
+    def at_pace(self, key: tuple[str, float], usual_s: float) -> list[float]:
+        """The repeats of a case, had the core always been as fast as when the yardstick took
+        `usual_s`."""
+        seconds = self.seconds.get(key, [])
+        yards = self.yards.get(key, [usual_s] * len(seconds))
+        return [one * usual_s / yard_s for one, yard_s in zip(seconds, yards, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,8 @@ def at_quantile(values: Sequence[float], quantile: float) -> float:
 
 
 class Stopwatch:
-    """Times calls on a device: by events on cuda, by the clock on cpu."""
+    """Times calls on a device: by events on cuda; on cpu by the time that this thread had a core,
+    which other processes don't lengthen, or by the clock where calls wait for other ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -111,13 +123,16 @@ class Stopwatch:
         run: Callable[[], object],
         times: int = 1,
         before: Callable[[], object] | None = None,
+        *,
+        waits: bool = False,
     ) -> float:
-        """Seconds of `times` calls, done one after the other; `before` each is not in them."""
+        """Seconds of `times` calls, done one after the other; `before` each is not in them.
+        `waits` says that they wait for other ranks."""
         if before is not None:
             total = 0.0
             for _ in range(times):
                 before()
-                total += self.seconds(run)
+                total += self.seconds(run, waits=waits)
             return total
         if self.device.type == "cuda":
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -127,10 +142,42 @@ class Stopwatch:
             stop.record()
             stop.synchronize()
             return float(start.elapsed_time(stop)) / 1e3
-        started = time.perf_counter()
+        clock = time.perf_counter if waits else time.thread_time
+        started = clock()
         for _ in range(times):
             run()
-        return time.perf_counter() - started
+        return clock() - started
+
+
+YARD_ELEMENTS: Final = 1 << 16
+YARD_WIDTH: Final = 128
+
+
+class Yardstick:
+    """The same work over and over, to see how fast this core is now: clock rates and what else runs
+    on the same chip change a core's speed by half from one second to the next."""
+
+    def __init__(self) -> None:
+        self._a, self._x = torch.randn(YARD_WIDTH, YARD_WIDTH), torch.randn(YARD_ELEMENTS)
+        self.seconds: list[float] = []
+
+    def take(self) -> float:
+        """Seconds of the work now: the median of three tries."""
+        self.seconds.append(sorted(self._once() for _ in range(3))[1])
+        return self.seconds[-1]
+
+    @property
+    def usual_s(self) -> float:
+        """The median of all that was taken; 1 where nothing was."""
+        return at_quantile(sorted(self.seconds), 0.5) if self.seconds else 1.0
+
+    def _once(self) -> float:
+        started = time.thread_time()
+        for _ in range(4):  # products, pointwise operators, and their start
+            _ = self._a @ self._a
+            for _ in range(2):
+                _ = self._x + self._x
+        return time.thread_time() - started
 
 
 def shared_by_others(seconds: float = 0.2) -> float:
@@ -172,6 +219,7 @@ class Session:
         """No case is larger than the first that takes `longest_s`; a case has `budget_s` a pass."""
         self.stopwatch = Stopwatch(device)
         self.samples = Samples()
+        self.yardstick = Yardstick()
         self.computes = communicator.rank % sharing == 0
         """Whether this rank times what one device does alone."""
 
@@ -192,7 +240,7 @@ class Session:
             pilot = 0.0
             if case is not None:
                 case.run()
-                pilot = self.stopwatch.seconds(case.run) / case.calls
+                pilot = self.stopwatch.seconds(case.run, waits=group.everywhere) / case.calls
             pilot = self.largest(pilot)
             most_calls = self.largest(case.calls if case is not None else 0)
             if case is not None:
@@ -202,11 +250,15 @@ class Session:
             if pilot * most_calls > self.longest_s:
                 break
         self.communicator.barrier(self.everyone)
+        steady = group.everywhere or self.device.type != "cpu"
         for repeat in range(self.repeats):
+            yard_s = None if steady or not ready else self.yardstick.take()
             for case, times, most in ready:
                 if repeat < most:
-                    seconds = self.stopwatch.seconds(case.run, times, case.before)
-                    self.samples.add(case, seconds / times / case.calls)
+                    seconds = self.stopwatch.seconds(
+                        case.run, times, case.before, waits=group.everywhere
+                    )
+                    self.samples.add(case, seconds / times / case.calls, yard_s)
         self.communicator.barrier(self.everyone)
 
     def largest(self, value: float) -> float:
@@ -226,7 +278,7 @@ class Session:
         """
         result: dict[str, dict[float, Figure]] = {}
         for key, x in self._keys():
-            mine = self.samples.seconds.get((key, x))
+            mine = self.samples.at_pace((key, x), self.yardstick.usual_s)
             one = Figure.of(mine, quantile) if mine else Figure(0.0, 0.0, 0)
             rows = self.gathered([one.seconds, one.spread, float(one.repeats)])
             seconds, spread, repeats = max(rows)

@@ -1,5 +1,6 @@
 """Profiles: what figures become, that prices give the figures back, and a measurement of all."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,14 @@ from hypothesis import strategies as st
 from shardwise.ir.cluster import Cluster
 from shardwise.ir.config_files import load_hardware, load_software
 from shardwise.ir.config_write import hardware_toml, software_toml
+from shardwise.ir.curve import Constant
 from shardwise.ir.errors import InvalidValueError, MismatchError
 from shardwise.ir.link import COLLECTIVES
+from shardwise.ir.program import Use
 from shardwise.ir.span import Span
+from shardwise.ir.training import TrainingSpec
+from shardwise.planner.time_model import Pricer
+from shardwise.planner.traffic import Traffic
 from shardwise.runtime import profile_samples
 from shardwise.runtime.profile_build import (
     Measured,
@@ -36,6 +42,7 @@ from shardwise.runtime.profile_samples import (
     at_quantile,
 )
 from shardwise.runtime.profile_work import PRODUCTS, _linear, product_bytes
+from tests.support.planning import machine
 from tests.support.training_rig import alone
 
 CPU = torch.device("cpu")
@@ -152,7 +159,7 @@ def test_cases_are_repeated_in_turns_until_one_takes_too_long():
     order = []
 
     class Clock:
-        def seconds(self, run, times=1, before=None):
+        def seconds(self, run, times=1, before=None, waits=False):
             run()
             return {1: 1e-3, 2: 2e-3, 3: 1.0, 4: 1.0}[order[-1]] * times
 
@@ -177,10 +184,29 @@ def test_what_comes_before_a_call_is_not_timed(monkeypatch):
         order.append(what)
         now[0] += seconds
 
-    monkeypatch.setattr(profile_samples.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(profile_samples.time, "thread_time", lambda: now[0])
     watch = Stopwatch(CPU)
     total = watch.seconds(lambda: spend("run", 1.0), 3, lambda: spend("before", 50.0))
     assert order == ["before", "run"] * 3 and total == 3.0
+
+
+def test_a_slow_moment_of_the_core_does_not_show_in_the_figures():
+    session = Session(alone(), CPU)
+    work_s, pace = 2e-3, (1.0, 3.0, 1.0, 0.5, 1.0)
+    for one in pace:
+        session.yardstick.seconds.append(1e-3 * one)
+        session.samples.add(Case("k", 1.0, object), work_s * one, 1e-3 * one)
+        session.samples.add(Case("waits", 1.0, object), work_s * one)
+    figures = session.figures(0.5)
+    assert figures["k"][1.0] == Figure(pytest.approx(work_s), pytest.approx(0.0), 5)
+    assert figures["waits"][1.0].seconds == work_s and figures["waits"][1.0].spread == 0
+    assert session.figures(1.0)["waits"][1.0].seconds == 3 * work_s
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_waits_for_other_ranks_goes_by_the_clock(waits):
+    slept_s = Stopwatch(CPU).seconds(lambda: time.sleep(0.05), 2, waits=waits)
+    assert (slept_s >= 0.1) is waits
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -257,8 +283,16 @@ def test_the_small_decoder_runs_as_torch_runs_it():
     torch.manual_seed(0)
     expected = SmallDecoder()(ids, ids)
     assert float(loss.detach() / weight) == pytest.approx(float(expected.detach()), rel=1e-5)
-    operators = len(executor.graph.operators)
-    assert operators < count <= 2 * operators + len(executor.graph.parameters)
+    # prices count the floor as often: at a second each nothing else shows
+    cluster, hardware, software = machine(1)
+    floor = replace(software, launch_floor_s=Constant(1.0, "s", "a test"))
+    pricer = Pricer(cluster, hardware, floor, TrainingSpec())
+    traffic = Traffic(executor.buckets[0].local, {}, TrainingSpec())
+    priced = sum(
+        sum(pricer.calls_s(traffic, unit, {"B": 1, "S": 12})[:2]) for unit in traffic.program.units
+    )
+    uses = sum(isinstance(step, Use) for step in traffic.program.steps())
+    assert count == priced + uses
 
 
 FEW = ("launch floor", "matmul float32", "attention float32 head size 64", "memory", "memory silu")
@@ -283,7 +317,8 @@ def measure_few(context):
 def test_two_ranks_measure_a_profile(real_ranks, monkeypatch):
     first, second = real_ranks(2).run(measure_few)
     assert first == second  # every figure is agreed
-    hardware, software = first
+    hardware, software, pace_s = first
+    assert 0 < pace_s < 0.1
     assert hardware.device == software.device == "cpu"
     (link,) = hardware.links
     assert link.name == "loopback"
@@ -297,7 +332,7 @@ def test_two_ranks_measure_a_profile(real_ranks, monkeypatch):
 
 def test_one_rank_has_no_links_to_measure():
     limits = {"longest_s": 0.001, "budget_s": 0.005}
-    hardware, _ = measure(alone(), "mine", "s", passes=1, repeats=1, keep=few, **limits)
+    hardware, *_ = measure(alone(), "mine", "s", passes=1, repeats=1, keep=few, **limits)
     (link,) = hardware.links
     assert link.collectives == () and hardware.group_bytes.is_assumed
     with pytest.raises(MismatchError, match="has 2 ranks and 1 run"):
