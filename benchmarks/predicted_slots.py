@@ -3,8 +3,9 @@
 import json
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from shardwise.ir.bucket import Band, Bucket
 from shardwise.ir.bucket_plan import BucketPlan, PaddedShape, StrategyRun
 from shardwise.ir.certificate import LongDocuments, Menu, PricedFor, Status
 from shardwise.ir.config_files import load_hardware, load_software
+from shardwise.ir.config_write import hardware_toml, software_toml
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.plan import Plan, Stage
 from shardwise.ir.prices import Prices
@@ -28,13 +30,15 @@ from shardwise.planner.candidates import ActivationTable, MeshPrograms, Option, 
 from shardwise.planner.scheme import SCHEMES
 from shardwise.planner.time_model import Pricer
 from shardwise.runtime.memory import PeakMeter
-from shardwise.runtime.profile_command import cluster_of_ranks
+from shardwise.runtime.profile_command import cluster_of_ranks, measure
 from shardwise.runtime.profile_samples import FAST, SHARED, Figure, Session, shared_by_others
 from shardwise.runtime.program import Program
 from shardwise.runtime.ranks import connected
 
 MODEL: Final = "hf:configs/models/tiny-llama.json"
 LONGEST: Final = 8192
+SLOTS: Final = 4
+"""Of a step that is compared."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,28 @@ class Point:
     documents: int
     predicted_s: float
     measured_s: float
+    """At the pace that the core had in the profile."""
+    clock_s: float
+    """The same by the clock alone."""
     spread: float
+    predicted_end_s: float
+    """Of what a step does beside its slots: step-long copies, waiting reductions, the optimizer."""
+    measured_end_s: float
     predicted_live: int
     """Bytes that a slot adds to what rests, at its peak."""
     measured_live: int
     measured_vm: int
     """VmHWM over VmRSS before the slot."""
+
+    @property
+    def predicted_step_s(self) -> float:
+        """Of a step of SLOTS such slots."""
+        return SLOTS * self.predicted_s + self.predicted_end_s
+
+    @property
+    def measured_step_s(self) -> float:
+        """Of a step of SLOTS such slots."""
+        return SLOTS * self.measured_s + self.measured_end_s
 
     @property
     def ratio(self) -> float:
@@ -102,6 +122,7 @@ class Kind:
     table: SchemeTable
     program: Program
     degree: int
+    optimizer: torch.optim.Optimizer
 
 
 def by_hand(
@@ -154,14 +175,26 @@ def run(
     hardware_path: Path, software_path: Path, output: Path, lengths: Sequence[int], rounds: int,
     schemes: Sequence[str], sharing: int | None,
 ) -> None:  # fmt: skip
-    """Measure all points on this rank; the first writes them."""
+    """Measure all points on this rank; the first writes them. Where there are no profiles the
+    machine is measured first, and its profiles are written too."""
     torch.set_num_threads(1)
     device, training = torch.device("cpu"), TrainingSpec()
-    hardware, software = load_hardware(hardware_path), load_software(software_path)
     with connected(device) as communicator:
-        cluster = cluster_of_ranks(communicator, device, hardware.name)
+        cluster = cluster_of_ranks(communicator, device, hardware_path.stem)
         if sharing is not None:
             cluster = replace(cluster, ranks_per_device=sharing)
+        if rounds and not hardware_path.exists():
+            made = measure(
+                communicator, hardware_path.stem, software_path.stem, cluster=cluster,
+                shows=communicator.rank == 0,
+            )  # fmt: skip
+            hardware, software, pace_s = made
+            if communicator.rank == 0:
+                hardware_path.write_text(hardware_toml(hardware), "utf-8")
+                software_path.write_text(software_toml(software), "utf-8")
+        else:
+            hardware, software = load_hardware(hardware_path), load_software(software_path)
+            pace_s = 0.0
         session = Session(communicator, device)
         traced = trace_language_model(load_model(MODEL), compute_dtype="float32", longest=LONGEST)
         model = load_model(MODEL, weights="random", seed=0)
@@ -179,57 +212,63 @@ def run(
                     plan = by_hand(traced, mesh, implementation, table, training)
                     program = Program.from_plan(model, plan, traced, communicator)
                     degree = plan.buckets[0].batch_degree
-                    kinds.append(Kind(implementation, table, program, degree))
+                    optimizer = torch.optim.AdamW(program.parameters())
+                    kinds.append(Kind(implementation, table, program, degree, optimizer))
         shared = session.largest(shared_by_others())
         points = [
             point
             for length in lengths
-            for point in measured(session, kinds, length, rounds, FAST if shared > SHARED else 0.5)
+            for point in measured(
+                session, kinds, length, rounds, FAST if shared > SHARED else 0.5, pace_s
+            )
         ]
         shared = max(shared, session.largest(shared_by_others()))
         if communicator.rank == 0:
             text = json.dumps(
-                {"shared": shared, "world": cluster.world_size, "points": list(map(asdict, points))}
+                {
+                    "shared": shared,
+                    "world": cluster.world_size,
+                    "pace": session.yardstick.usual_s / pace_s if pace_s else 1.0,
+                    "points": list(map(asdict, points)),
+                }
             )
             output.write_text(text)
 
 
 def measured(
-    session: Session, kinds: Sequence[Kind], length: int, rounds: int, quantile: float
+    session: Session,
+    kinds: Sequence[Kind],
+    length: int,
+    rounds: int,
+    quantile: float,
+    pace_s: float,
 ) -> list[Point]:
-    """Slots of one length of all kinds, in turns, and the end of a step after each."""
+    """Slots of one length of all kinds, in turns, and the end of a step after each. `pace_s` is
+    what the yardstick took while the machine was profiled; 0 where that is not known."""
     cases = [(kind, bucket) for kind in kinds for bucket in (0, 1)]
     times: list[list[float]] = [[] for _ in cases]
+    clock: list[list[float]] = [[] for _ in cases]
     ends: list[list[float]] = [[] for _ in cases]
     memory: list[tuple[int, int]] = []
     for turn in range(rounds + 2 if rounds else 1):
         for index, (kind, bucket) in enumerate(cases):
             ids = torch.randint(0, 256, (1, length))
             batch = {"input_ids": ids, "labels": ids}
-            kind.program.prepare()
-            session.communicator.barrier(session.everyone)
-            if turn == 0 and rounds:
-                kind.program.run_slot(bucket, batch)
-                memory.append((1, 1))
-                kind.program.discard_gradients()
-                continue
             if turn == 0:
-                memory.append(slot_memory(kind, bucket, batch))
-                kind.program.discard_gradients()
-                continue
-            started = time.perf_counter()
-            kind.program.run_slot(bucket, batch)
-            slot_s = session.largest(time.perf_counter() - started)
-            session.communicator.barrier(session.everyone)
-            started = time.perf_counter()
-            kind.program.finish_step()
-            kind.program.refresh()
-            end_s = session.largest(time.perf_counter() - started)
+                memory.append((1, 1) if rounds else slot_memory(kind, bucket, batch))
+            pace = session.largest(session.yardstick.take())
+            pace = pace_s / pace if pace_s else 1.0
+            end_s = timed(session, kind.program.prepare)
+            slot_s = timed(session, partial(kind.program.run_slot, bucket, batch))
+            end_s += timed(session, partial(finish, kind))
             if turn > 1:
-                times[index].append(slot_s)
-                ends[index].append(end_s)
+                clock[index].append(slot_s)
+                times[index].append(slot_s * pace)
+                ends[index].append(end_s * pace)
     points = []
-    for (kind, bucket), seconds, (live, vm) in zip(cases, times, memory, strict=True):
+    for (kind, bucket), seconds, raw, after, (live, vm) in zip(
+        cases, times, clock, ends, memory, strict=True
+    ):
         again = (Recompute.NONE, Recompute.LAYER)[bucket]
         option = Option(kind.implementation, again, 1, kind.degree)
         figure = Figure.of(seconds or [1.0], quantile)
@@ -243,13 +282,32 @@ def measured(
                 kind.degree,
                 kind.table.price(option, length).time_s,
                 figure.seconds,
+                Figure.of(raw or [1.0], quantile).seconds,
                 figure.spread,
+                kind.table.fixed_s,
+                Figure.of(after or [1.0], quantile).seconds,
                 kind.table.activations.slot_bytes(option, length, gathered),
                 int(session.largest(live)),
                 int(session.largest(vm)),
             )
         )
     return points
+
+
+def timed(session: Session, run: Callable[[], object]) -> float:
+    """Seconds of the slowest rank, all of which begin together."""
+    session.communicator.barrier(session.everyone)
+    started = time.perf_counter()
+    run()
+    return session.largest(time.perf_counter() - started)
+
+
+def finish(kind: Kind) -> None:
+    """The end of a step."""
+    kind.program.finish_step()
+    kind.optimizer.step()
+    kind.program.refresh()
+    kind.optimizer.zero_grad()
 
 
 def slot_memory(kind: Kind, bucket: int, batch: dict[str, torch.Tensor]) -> tuple[int, int]:
@@ -260,4 +318,5 @@ def slot_memory(kind: Kind, bucket: int, batch: dict[str, torch.Tensor]) -> tupl
     meter = PeakMeter(torch.device("cpu"))
     meter.start()
     kind.program.run_slot(bucket, batch)
+    kind.program.discard_gradients()
     return live.peak, (meter.peak_bytes() or 0) - (meter.base or 0)

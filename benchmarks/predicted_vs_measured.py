@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.order import spearman as spearman
-from benchmarks.predicted_slots import Point, run
+from benchmarks.predicted_slots import SLOTS, Point, run
 
 ROOT: Final = Path(__file__).parents[1]
 SCHEME_NAMES: Final = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -55,34 +55,51 @@ def report(found: dict[str, Any], command: str) -> str:
     points = [Point(**item) for item in found["points"]]
     errors = sorted(abs(p.ratio - 1) for p in points)
     rank = spearman([p.predicted_s for p in points], [p.measured_s for p in points])
+    steps = sorted(abs(p.predicted_step_s / p.measured_step_s - 1) for p in points)
+    step_rank = spearman([p.predicted_step_s for p in points], [p.measured_step_s for p in points])
+    by_clock = median(abs(p.predicted_s / p.clock_s - 1) for p in points)
     live = sorted(abs(p.predicted_live / p.measured_live - 1) for p in points)
     vm = sorted(
         abs(p.predicted_live - p.measured_vm) / max(0.03 * p.measured_vm, 24e6) for p in points
     )
     lines = [
         f"{date.today()}: `{command}`; {found['world']} ranks, {len(points)} points; a busy loop "
-        f"waited {100 * found['shared']:.0f} % of its time for a core.",
+        f"waited {100 * found['shared']:.0f} % of its time for a core. Times are at the pace that "
+        f"the cores had in the profile; they took {found['pace']:.2f} times as long for the same "
+        "work while slots ran.",
         "",
+        f"- seconds of a step of {SLOTS} slots: median error {100 * median(steps):.1f} %, largest "
+        f"{100 * steps[-1]:.0f} %; Spearman {step_rank:.3f}",
         f"- seconds of a slot: median error {100 * median(errors):.1f} %, largest "
         f"{100 * errors[-1]:.0f} %; Spearman {rank:.3f}; median spread of the repeats "
-        f"{100 * median(p.spread for p in points):.0f} %",
+        f"{100 * median(p.spread for p in points):.0f} %; by the clock alone, median error "
+        f"{100 * by_clock:.1f} %",
         f"- live bytes of a slot: median error {100 * median(live):.2f} %, largest "
         f"{100 * live[-1]:.1f} %",
         f"- VmHWM of a slot: {sum(x <= 1 for x in vm)} of {len(vm)} within max(3 %, 24 MB), "
         f"largest {vm[-1]:.2f} times that",
         "",
         "| strategy | scheme | recompute | S | predicted ms | measured ms | ratio | spread % "
-        "| live MB predicted | measured | VmHWM MB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| end of step ms predicted | measured | live MB predicted | measured | VmHWM MB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for p in points:
         lines.append(
             f"| {p.implementation} | {p.scheme} | {p.recompute} | {p.length} | "
             f"{1e3 * p.predicted_s:.1f} | {1e3 * p.measured_s:.1f} | {p.ratio:.2f} | "
-            f"{100 * p.spread:.0f} | {p.predicted_live / 1e6:.2f} | {p.measured_live / 1e6:.2f} | "
-            f"{p.measured_vm / 1e6:.2f} |"
+            f"{100 * p.spread:.0f} | {1e3 * p.predicted_end_s:.1f} | "
+            f"{1e3 * p.measured_end_s:.1f} | {p.predicted_live / 1e6:.2f} | "
+            f"{p.measured_live / 1e6:.2f} | {p.measured_vm / 1e6:.2f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def sharing(arguments: argparse.Namespace) -> list[str]:
+    """How many ranks share a core, where torchrun cannot say: each namespace has one rank."""
+    count = arguments.sharing
+    if count is None and arguments.mbit is not None:
+        count = -(-arguments.ranks // len(os.sched_getaffinity(0)))
+    return [] if count is None else ["--sharing", str(count)]
 
 
 def start(arguments: argparse.Namespace, command: Sequence[str]) -> None:
@@ -116,7 +133,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--hardware", type=Path, help="a profile that exists already")
     parser.add_argument("--software", type=Path)
-    parser.add_argument("--quick", action="store_true", help="a quick profile")
     parser.add_argument("--points", type=Path, help="keep the points here (JSON)")
     parser.add_argument("--write", type=Path, help="page to replace the section of")
     parser.add_argument("--on-rank", action="store_true", help=argparse.SUPPRESS)
@@ -131,15 +147,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         hardware = arguments.hardware or Path(folder) / "machine.toml"
         software = arguments.software or Path(folder) / "machine-software.toml"
-        if arguments.hardware is None:
-            quick = ["--quick"] if arguments.quick else []
-            start(arguments, ["-m", "shardwise", "profile", "-o", str(hardware), *quick])
         points = arguments.points or Path(folder) / "points.json"
         here = ["-m", "benchmarks.predicted_vs_measured", "--on-rank"]
         command = [
             *here, "--hardware", str(hardware), "--software", str(software), "--points",
             str(points), "--lengths", *map(str, arguments.lengths), "--schemes",
-            *arguments.schemes, "--rounds",
+            *arguments.schemes, *sharing(arguments), "--rounds",
         ]  # fmt: skip
         start(arguments, [*command, str(arguments.rounds)])
         found = json.loads(points.read_text())
