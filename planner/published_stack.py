@@ -68,12 +68,20 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
     ),
     ("megatron-kwai", Stack("megatron-core", fuses=True)),
     ("nemo megatron 23", Stack("nemo-23")),
+    # gradients in bfloat16: NeMo-Framework-Launcher, examples/training/llama/h100
+    # (`grad_sync_dtype=bf16`); NeMo, scripts/performance (`plugins.grad_reduce_in_fp32 = False`,
+    # in helpers.py `set_precision_configs` or script by script); Megatron-Bridge, the same
     (
         "nemo/megatron-core, container nemo24",
-        Stack("nemo-24", AttentionKernel.FLASH_3, overlaps_tensor=True, fuses=True),
+        Stack(
+            "nemo-24",
+            AttentionKernel.FLASH_3,
+            half_gradients=True,
+            overlaps_tensor=True,
+            fuses=True,
+            optimizer="megatron",
+        ),
     ),
-    # NeMo, scripts/performance/helpers.py: `plugins.grad_reduce_in_fp32 = False` with the comment
-    # `bf16 grad dtype`; the performance recipes of Megatron-Bridge set the same
     (
         "nemo",
         Stack(
