@@ -37,7 +37,8 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
         """
     ),
     "activation_checkpoint": names("mode selective_ac_option"),
-    "training": names("local_batch_size global_batch_size seq_len batch_size"),
+    "training": names("local_batch_size global_batch_size seq_len batch_size compile"),
+    "compile": names("enable components"),
     "float8": frozenset(),
     "model": frozenset({"converters"}),
 }
@@ -50,7 +51,8 @@ _NOTED: Final[Mapping[str, frozenset[str]]] = {
         pipeline_parallel_expert_parallel_overlap
         """
     ),
-    "training": frozenset({"compile", "enable_cpu_offload"}),
+    "training": frozenset({"enable_cpu_offload"}),
+    "compile": frozenset({"backend"}),
 }
 """Known, and their effect is not priced."""
 _QUIET: Final = names(
@@ -144,11 +146,14 @@ class _Reader:
         schedule, chunks = self._schedule(pipeline)
         micro, count = self._batches(pipeline, data)
         length = self._integer("training.seq_len", 0)
+        recompute = self._recompute()
         made = UniformPlan(
             tensor, pipeline, data, context, micro, count, length or 1, schedule, chunks, zero,
-            shard, sequence_parallel=tensor > 1, recompute=self._recompute(),
+            shard, sequence_parallel=tensor > 1, recompute=recompute,
             overlap_gradients=data * context > 1,
             overlap_tensor=tensor > 1 and self._is("parallelism.enable_async_tensor_parallel"),
+            alternate=recompute is Recompute.REGION,
+            compiled=self._is("training.compile") or self._is("compile.enable"),
         )  # fmt: skip
         float8 = any(
             name.startswith(("float8.", "quantize.linear.float8"))

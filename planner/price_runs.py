@@ -17,9 +17,11 @@ from shardwise.planner.uniform_price import UniformPrice, price_uniform
 
 COLUMNS = ("predicted_iter_time_s", "predicted_peak_mem_gb", "predicted_oom", "price_note")
 """What a priced table adds."""
+_TIGHT = "fits only if the allocator gives back cached blocks"
 GB, GIB = 1e9, 2.0**30
 MEMORY_KINDS = {
-    "allocator": ("reserved", "allocated", "active", "max_memory"),
+    "reserved": ("reserved",),
+    "allocated": ("allocated", "active", "max_memory"),
     "device": ("nvidia-smi",),
 }
 """Kind of a memory figure -> words that name it."""
@@ -56,7 +58,7 @@ class RunPricer:
             run.training,
             run.linear_dtype,
         )
-        return PricedRun(run, price_uniform(run.shape, run.plan, pricer))
+        return PricedRun(run, price_uniform(run.shape, run.plan, pricer, run.buffers))
 
     def rows(
         self, rows: Iterator[Mapping[str, str]], say: Callable[[int], None] = lambda _: None
@@ -81,7 +83,13 @@ class RunPricer:
                     f"{price.step_s:.6g}",
                     f"{memory_gb(price, cells.get('mem_kind') or ''):.4g}",
                     "no" if price.fits else "yes",
-                    "; ".join((*priced.run.notes, *self.machines.of(priced.run).notes)),
+                    "; ".join(
+                        (
+                            *priced.run.notes,
+                            *self.machines.of(priced.run).notes,
+                            *([_TIGHT] if price.is_tight else []),
+                        )
+                    ),
                 ),
                 strict=True,
             )
@@ -90,14 +98,24 @@ class RunPricer:
 
 def memory_gb(price: UniformPrice, kind: str) -> float:
     """The peak as a column `mem_kind` words it: what an allocator reports leaves out context and
-    process groups; GiB where that is printed, else GB."""
+    process groups, what it has reserved and what the device shows is more than is live (at most
+    the device). A text that names no kind is taken as what stacks log, the allocator's live peak;
+    a blank one asks for what the device has to have. GiB where that is printed, else GB."""
     which = memory_kind(kind)
-    peak = price.peak_bytes - price.context_bytes if which == "allocator" else price.peak_bytes
-    return peak / (GIB if "gib" in kind.lower() or which == "device" else GB)
+    live = price.peak_bytes - price.context_bytes
+    reserved = max(live, min(price.reserved_bytes, price.capacity_bytes - price.context_bytes))
+    size = {
+        "device": reserved + price.context_bytes,
+        "reserved": reserved,
+        "allocated": live,
+        "not said": live if kind.strip() else price.peak_bytes,
+    }[which]
+    return size / (GIB if "gib" in kind.lower() or which == "device" else GB)
 
 
 def memory_kind(text: str) -> str:
-    """What a column `mem_kind` is about: `allocator`, `device` (context included) or `not said`."""
+    """What a column `mem_kind` is about: `reserved` or `allocated` of an allocator, `device` (its
+    context included) or `not said`."""
     lower = text.lower()
     kinds = (kind for kind, words in MEMORY_KINDS.items() if any(word in lower for word in words))
     return next(kinds, "not said")

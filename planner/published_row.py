@@ -7,7 +7,7 @@ row that lacks what nothing can stand for raises InvalidValueError with the reas
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shardwise.ir.decoder import AttentionKernel, DecoderShape
@@ -15,14 +15,21 @@ from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.schedule import ScheduleKind
 from shardwise.ir.strategy import Recompute
 from shardwise.ir.training import TrainingSpec
+from shardwise.planner.published_cells import NUMBER, Row
+from shardwise.planner.published_memory import (
+    DEEPSPEED,
+    INTERNEVO,
+    MEGATRON,
+    NO_BUFFERS,
+    StepBuffers,
+)
 from shardwise.planner.published_stack import Stack, stack_of
 from shardwise.planner.uniform_plan import UniformPlan
 
-_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?")
-_MOST: Final = 10**12
-"""Of a count: more is a slip of the pen."""
 _SHARDS_ALL: Final = ("fsdp", "full_shard", "zero-3", "hsdp")
 _GROUPS: Final = re.compile(r"within groups of (\d+)|shard (\d+)")
+_MONTH: Final = re.compile(r"(?<!\d)(20[0-9]{2})-?(0[1-9]|1[0-2])(?!\d)")
+_OFFLOAD: Final = re.compile(r"activation offload ratio (0\.[0-9]+|1)")
 _NOT_MODELLED: Final = (
     "chunked cross entropy", "8-bit", "fused in backward", "offload to", "unpacked)",
 )  # fmt: skip
@@ -46,45 +53,15 @@ class PublishedRun:
     ranks_per_node: int
     inter_link: str
     stack: Stack
+    buffers: StepBuffers
+    """Of its optimizer."""
     notes: tuple[str, ...]
     """Every assumption, one short sentence each."""
 
 
-@dataclass
-class _Row:
-    """Cells of a row, and the notes made while they are read."""
-
-    cells: Mapping[str, str]
-    notes: list[str] = field(default_factory=list)
-
-    def text(self, name: str) -> str:
-        return (self.cells.get(name) or "").strip()
-
-    def integer(self, name: str, default: int | None = None, why: str = "") -> int:
-        """The whole number of a cell; its default with a note where it is blank."""
-        text = self.text(name)
-        if not text:
-            if default is None:
-                raise InvalidValueError(f"{name} is blank and nothing else says it")
-            if why:
-                self.notes.append(f"{name} {default} assumed: {why}")
-            return default
-        number = float(text) if _NUMBER.fullmatch(text) else -1.0
-        if not (name != "glu") <= number <= _MOST or number % 1:
-            raise InvalidValueError(f"{name} is {text!r:.40}; a whole number is wanted")
-        return int(number)
-
-    def known(self, name: str) -> int | None:
-        return self.integer(name) if self.text(name) else None
-
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-
 def read_row(cells: Mapping[str, str]) -> PublishedRun:
     """What a row says; InvalidValueError where it does not say enough, or contradicts itself."""
-    row = _Row(cells)
+    row = Row(cells)
     if row.text("arch") not in ("", "dense"):
         raise InvalidValueError(f"arch {row.text('arch')!r:.40}: only dense decoders are priced")
     settings = row.text("other_settings").lower()
@@ -106,11 +83,12 @@ def read_row(cells: Mapping[str, str]) -> PublishedRun:
         _ranks_per_node(row, plan),
         row.text("inter_link"),
         stack,
+        _buffers(row, stack),
         tuple(row.notes),
     )
 
 
-def _shape(row: _Row, stack: Stack) -> DecoderShape:
+def _shape(row: Row, stack: Stack) -> DecoderShape:
     layers, hidden = row.integer("layers"), row.integer("hidden")
     gated = row.integer("glu", 0, "no gated feed-forward part is mentioned") == 1
     heads = row.integer("heads", max(1, hidden // 128), "heads of 128")
@@ -135,22 +113,41 @@ def _shape(row: _Row, stack: Stack) -> DecoderShape:
         rms_norm=gated,
         bias=not gated and stack.bias,
         tied=not gated,
-        fused_loss=stack.fuses,
-        fused_gate=stack.fuses,
+        fused_loss=_compiles(row, stack) and _month(row) >= stack.compiles_loss_from,
+        fused_gate=_compiles(row, stack),
     )
     return _tied_as_counted(row, shape)
 
 
-def _tied_as_counted(row: _Row, shape: DecoderShape) -> DecoderShape:
+def _compiles(row: Row, stack: Stack) -> bool:
+    """Whether the stack fuses what it can, unless the run was eager."""
+    return stack.fuses and "eager" not in row.text("other_settings").lower()
+
+
+def _month(row: Row) -> str:
+    """YYYY-MM of the run where its source says one, else a late one."""
+    found = _MONTH.search(row.text("source_ref"))
+    return f"{found[1]}-{found[2]}" if found else "9999-12"
+
+
+def _buffers(row: Row, stack: Stack) -> StepBuffers:
+    """Of the stack's optimizer. ZeRO's steps even where there is one rank to cut over; where
+    nothing is said of ZeRO it is taken as well, which makes less than the other."""
+    if stack.optimizer == "deepspeed":
+        return DEEPSPEED[not row.text("zero_fsdp").lower().startswith(("zero-0", "none"))]
+    return {"internevo": INTERNEVO, "megatron": MEGATRON}.get(stack.optimizer, NO_BUFFERS)
+
+
+def _tied_as_counted(row: Row, shape: DecoderShape) -> DecoderShape:
     """Whether the output layer has a table of its own, by the printed number of parameters."""
     text = row.text("params_b")
-    if not _NUMBER.fullmatch(text):
+    if not NUMBER.fullmatch(text):
         return shape
     forms = [replace(shape, tied=tied) for tied in (shape.tied, not shape.tied)]
     return min(forms, key=lambda form: abs(form.parameters - float(text) * 1e9))
 
 
-def _plan(row: _Row, stack: Stack) -> UniformPlan:
+def _plan(row: Row, stack: Stack) -> UniformPlan:
     tensor, pipeline = row.integer("tp", 1, "not stated"), row.integer("pp", 1, "not stated")
     context = row.integer("cp", 1, "not stated")
     if row.integer("ep", 1) != 1:
@@ -170,6 +167,8 @@ def _plan(row: _Row, stack: Stack) -> UniformPlan:
     schedule, chunks = _schedule(row, pipeline)
     zero, shard = _zero(row, data * context)
     recompute = _recompute(row)
+    alternate = row.text("recompute").lower().startswith("selective op")
+    offload = _OFFLOAD.search(row.text("other_settings").lower())
     sequence = row.text("seq_parallel").lower()
     if sequence in ("", "not stated") and tensor > 1:
         row.note("no sequence parallelism assumed")
@@ -191,10 +190,13 @@ def _plan(row: _Row, stack: Stack) -> UniformPlan:
         broadcast_weights=stack.broadcasts and zero in (1, 2),
         overlap_tensor=tensor > 1
         and (stack.overlaps_tensor or "async tp" in row.text("other_settings").lower()),
+        alternate=alternate,
+        compiled=alternate and _compiles(row, stack),
+        offload=round(1000 * float(offload[1])) if offload else 0,
     )
 
 
-def _micro_batches(row: _Row, data: int) -> tuple[int, int]:
+def _micro_batches(row: Row, data: int) -> tuple[int, int]:
     """Documents of a replica in a micro-batch, micro-batches in a step."""
     total, micro, count = (
         row.known("global_batch"),
@@ -220,7 +222,7 @@ def _micro_batches(row: _Row, data: int) -> tuple[int, int]:
     return micro, count
 
 
-def _schedule(row: _Row, pipeline: int) -> tuple[ScheduleKind, int]:
+def _schedule(row: Row, pipeline: int) -> tuple[ScheduleKind, int]:
     text = row.text("schedule").lower()
     chunks = row.integer("virtual_stages", 1)
     if pipeline == 1:
@@ -239,7 +241,7 @@ def _schedule(row: _Row, pipeline: int) -> tuple[ScheduleKind, int]:
     return ScheduleKind.ONE_F_ONE_B, 1
 
 
-def _zero(row: _Row, replicas: int) -> tuple[int, int]:
+def _zero(row: Row, replicas: int) -> tuple[int, int]:
     """Stage of ZeRO, and ranks of a shard group (0: all)."""
     text = row.text("zero_fsdp").lower()
     group = _GROUPS.search(text)
@@ -265,11 +267,13 @@ def _zero(row: _Row, replicas: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _recompute(row: _Row) -> Recompute:
+def _recompute(row: Row) -> Recompute:
     text = row.text("recompute").lower()
     if text.startswith("full"):
         return Recompute.LAYER
-    if text.startswith(("selective op", "selective: norm", "selective layer")):
+    if text.startswith("selective op"):
+        return Recompute.REGION
+    if text.startswith(("selective: norm", "selective layer")):
         row.note("norms and pointwise operators recomputed")
         return Recompute.REGION
     if text.startswith("selective"):
@@ -279,7 +283,7 @@ def _recompute(row: _Row) -> Recompute:
     return Recompute.NONE
 
 
-def _precision(row: _Row, stack: Stack) -> tuple[TrainingSpec, str | None]:
+def _precision(row: Row, stack: Stack) -> tuple[TrainingSpec, str | None]:
     text = row.text("precision").lower()
     half = "float16" if text.startswith("fp16") else "bfloat16"
     linear = "float8_e4m3fn" if "fp8" in text or "float8" in text else None
@@ -301,6 +305,6 @@ def _precision(row: _Row, stack: Stack) -> tuple[TrainingSpec, str | None]:
     return TrainingSpec("adamw", "float32", half, reduce, wide), linear
 
 
-def _ranks_per_node(row: _Row, plan: UniformPlan) -> int:
+def _ranks_per_node(row: Row, plan: UniformPlan) -> int:
     count = row.integer("gpus_per_node", min(8, plan.world_size), "nodes of eight")
     return min(count, plan.world_size)

@@ -29,17 +29,26 @@ class Stack:
     """Ranks broadcast the weights that they stepped, one after the other."""
     fuses: bool = False
     """The loss never stores logits in float32, and the gate of SwiGLU is one kernel."""
+    compiles_loss_from: str = ""
+    """Month (YYYY-MM) before which the loss is eager and in float32 all the same."""
+    optimizer: str = ""
+    """Whose optimizer steps, where it makes buffers (planner/published_memory.py)."""
     learned_positions: bool = True
     bias: bool = True
     notes: tuple[str, ...] = ()
 
 
 _OLD: Final = Stack(
-    "megatron-deepspeed", AttentionKernel.UNFUSED, dropout=True, half_gradients=True, overlaps=False
+    "megatron-deepspeed",
+    AttentionKernel.UNFUSED,
+    dropout=True,
+    half_gradients=True,
+    overlaps=False,
+    optimizer="deepspeed",
 )
 _FORK: Final = replace(_OLD, software="megatron-deepspeed-bigscience")
 _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
-    ("megatron-deepspeed, new", Stack("megatron-deepspeed", overlaps=False)),
+    ("megatron-deepspeed, new", Stack("megatron-deepspeed", overlaps=False, optimizer="deepspeed")),
     ("megatron-deepspeed (bigscience", _FORK),
     ("megatron-deepspeed", _OLD),
     (
@@ -59,12 +68,41 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
     ),
     ("megatron-kwai", Stack("megatron-core", fuses=True)),
     ("nemo megatron 23", Stack("nemo-23")),
+    # gradients in bfloat16: NeMo-Framework-Launcher, examples/training/llama/h100
+    # (`grad_sync_dtype=bf16`); NeMo, scripts/performance (`plugins.grad_reduce_in_fp32 = False`,
+    # in helpers.py `set_precision_configs` or script by script); Megatron-Bridge, the same
     (
         "nemo/megatron-core, container nemo24",
-        Stack("nemo-24", AttentionKernel.FLASH_3, overlaps_tensor=True, fuses=True),
+        Stack(
+            "nemo-24",
+            AttentionKernel.FLASH_3,
+            half_gradients=True,
+            overlaps_tensor=True,
+            fuses=True,
+            optimizer="megatron",
+        ),
     ),
-    ("nemo", Stack("nemo", AttentionKernel.FLASH_3, overlaps_tensor=True, fuses=True)),
-    ("megatron-bridge", Stack("megatron-bridge", AttentionKernel.FLASH_3, overlaps_tensor=True)),
+    (
+        "nemo",
+        Stack(
+            "nemo",
+            AttentionKernel.FLASH_3,
+            half_gradients=True,
+            overlaps_tensor=True,
+            fuses=True,
+            optimizer="megatron",
+        ),
+    ),
+    (
+        "megatron-bridge",
+        Stack(
+            "megatron-bridge",
+            AttentionKernel.FLASH_3,
+            half_gradients=True,
+            overlaps_tensor=True,
+            optimizer="megatron",
+        ),
+    ),
     (
         "composer",
         Stack(
@@ -76,8 +114,12 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
             notes=("attention assumed to be FlashAttention 1 where the profile knows it",),
         ),
     ),
-    ("torchtitan", Stack("torchtitan", fuses=True)),
-    ("internevo", Stack("internevo", half_gradients=True, broadcasts=True)),
+    # torchtitan pull request 1033 (April 2025): the loss is compiled where layers are
+    ("torchtitan", Stack("torchtitan", fuses=True, compiles_loss_from="2025-04")),
+    (
+        "internevo",
+        Stack("internevo", half_gradients=True, broadcasts=True, optimizer="internevo"),
+    ),
     ("nanotron", Stack("nanotron", overlaps=False)),
     ("pytorch fsdp1", Stack("fms-fsdp", half_gradients=True)),
     ("primus", Stack("primus")),

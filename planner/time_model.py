@@ -141,6 +141,10 @@ class Pricer:
             self._calls[key] = self._operators.seconds(call, needs, sizes)
         return self._calls[key]
 
+    def forward_s(self, traffic: Traffic, call: Call, sizes: Mapping[str, int]) -> float:
+        """Seconds of one call's forward."""
+        return self._call_s(call, traffic.needs(call), sizes)[0]
+
     def activations_s(
         self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int], *, recompute: bool
     ) -> float:

@@ -18,9 +18,13 @@ _ALIASES: Final[Mapping[str, str]] = {
     "tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "mbs": "micro_batch",
     "vpp": "chunks", "sp": "sequence_parallel", "length": "sequence_length",
 }  # fmt: skip
-_FLAGS: Final = ("sequence_parallel", "overlap_gradients", "overlap_tensor", "broadcast_weights")
+_FLAGS: Final = (
+    "sequence_parallel", "overlap_gradients", "overlap_tensor", "broadcast_weights", "alternate",
+    "compiled",
+)  # fmt: skip
 _PART: Final = re.compile(r"([a-z_]+)(?:=([a-z0-9_]+))?")
 _MAX_ZERO: Final = 3
+_THOUSAND: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class UniformPlan:
     """One way to train: the same degrees for every layer and every micro-batch.
 
     Raises InvalidValueError for a degree below 1, a ZeRO stage that is not 0 to 3, several chunks
-    without an interleaved schedule, or a shard group that does not divide the data degree.
+    without an interleaved schedule, a shard group that does not divide the data degree, an
+    `offload` above 1000, or `alternate` without recompute=region.
     """
 
     tensor: int = 1
@@ -60,18 +65,35 @@ class UniformPlan:
     overlap_tensor: bool = False
     """Messages of the tensor axis run beside the products that they feed, in pieces (asynchronous
     tensor parallelism, user buffers)."""
+    alternate: bool = False
+    """With recompute=region: of the products of a layer, in their order, every second one is
+    computed again instead of being kept (torchtitan's selective option `op`)."""
+    compiled: bool = False
+    """Layers are compiled: a result that recomputation was told to keep is dropped where the
+    backward does not read it. Eager selective checkpoints keep it all the same."""
+    offload: int = 0
+    """Thousandths of what a layer keeps for the backward that wait in the host's memory."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int" or type(field.default) is int:
-                least = 0 if field.name in ("zero", "shard") else 1
+                least = 0 if field.name in ("zero", "shard", "offload") else 1
                 if type(value) is not int or value < least:
                     raise InvalidValueError(
                         f"{field.name} of a uniform plan is {value!r}; give an int >= {least}"
                     )
         if self.zero > _MAX_ZERO:
             raise InvalidValueError(f"zero={self.zero}: stages of ZeRO are 0 to 3; correct it")
+        if self.offload > _THOUSAND:
+            raise InvalidValueError(
+                f"offload={self.offload}: it is in thousandths of what is kept; give 0 to 1000"
+            )
+        if self.alternate and self.recompute is not Recompute.REGION:
+            raise InvalidValueError(
+                f"alternate with recompute={self.recompute}: it says which products of a region "
+                "are kept; set recompute=region or leave it out"
+            )
         if self.shard and self.data * self.context % self.shard:
             raise InvalidValueError(
                 f"shard={self.shard} does not divide {self.data * self.context} data ranks; "

@@ -2,8 +2,10 @@
 
     step   = pipeline of micro-batches (solvers/event_simulator.py) + gradients reduced over the
              data ranks, weights gathered, as far as computing does not hide them + optimizer
-    peak   = weights, gradients and optimizer state as ZeRO cuts them + what the micro-batches in
-             flight keep + the largest backward + gathered weights + context and process groups
+    peak   = weights, gradients and optimizer state as ZeRO cuts them + gathered weights + the
+             larger of: what the micro-batches in flight keep and the largest backward; what the
+             optimizer makes while it steps (planner/published_memory.py)
+             + context and process groups
 
 ZeRO: Rajbhandari et al. 2020, section 5. Reduction and gathers are one message of each kind a step
 (a micro-batch and layer under ZeRO-3): published stacks put gradients into large buckets.
@@ -17,6 +19,7 @@ from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.hardware import HardwareProfile
 from shardwise.ir.span import Span
+from shardwise.planner.published_memory import NO_BUFFERS, UNFILLED, StepBuffers
 from shardwise.planner.stage_layers import StageLayers, stage_layers
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.uniform_pipeline import pipeline
@@ -37,7 +40,10 @@ class UniformPrice:
     """Reduction and gathers over the data ranks, what shows of them."""
     optimizer_s: float
     peak_bytes: int
-    """Per rank, with context, process groups and `reserve`."""
+    """Per rank, with context and process groups."""
+    reserved_bytes: int
+    """Per rank, what a caching allocator would hold, context and process groups left out; it gives
+    cached blocks back where the device has less."""
     rest_bytes: int
     """Of them weights, gradients, optimizer state and copies."""
     kept_bytes: int
@@ -52,9 +58,17 @@ class UniformPrice:
         """Whether the peak is within the rank's memory."""
         return self.peak_bytes <= self.capacity_bytes
 
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits, and only if the allocator gives back what it has cached."""
+        return self.fits and self.reserved_bytes + self.context_bytes > self.capacity_bytes
 
-def price_uniform(shape: DecoderShape, plan: UniformPlan, pricer: Pricer) -> UniformPrice:
-    """Price one uniform plan; `pricer` holds cluster, profiles and recipe.
+
+def price_uniform(
+    shape: DecoderShape, plan: UniformPlan, pricer: Pricer, buffers: StepBuffers = NO_BUFFERS
+) -> UniformPrice:
+    """Price one uniform plan; `pricer` holds cluster, profiles and recipe, `buffers` those of the
+    stack's optimizer.
 
     Raises InvalidValueError where the plan has other than the cluster's ranks, or more model parts
     than layers; UnsupportedError for a dtype or collective without a price.
@@ -79,7 +93,14 @@ def price_uniform(shape: DecoderShape, plan: UniformPlan, pricer: Pricer) -> Uni
     reserve = reserve_bytes(pricer.hardware, plan)
     rests = [data.rest_bytes(count) for count in counts]
     rests = [rest + data.copy_bytes(weights) for rest in rests]
-    tops = [rest + device for rest, device in zip(rests, ran.activation_bytes, strict=True)]
+    reduce_size = DTYPE_BYTES[pricer.training.reduce_dtype]
+    steps = [buffers.bytes_per_rank(count, plan, reduce_size) for count in counts]
+    capacity = pricer.hardware.rank_memory_bytes(cluster)
+    tops: list[float] = []
+    held: list[float] = []
+    for rest, step, active in zip(rests, steps, ran.activation_bytes, strict=True):
+        tops.append(rest + max(step, active))
+        held.append(rest + step + active / (1 - UNFILLED.value))
     worst = max(range(len(tops)), key=tops.__getitem__)
     return UniformPrice(
         ran.time_s + gradients_s + optimizer_s,
@@ -87,10 +108,11 @@ def price_uniform(shape: DecoderShape, plan: UniformPlan, pricer: Pricer) -> Uni
         gradients_s,
         optimizer_s,
         int(tops[worst]) + reserve,
+        int(max(held)),
         int(rests[worst]),
         int(ran.activation_bytes[worst]),
         reserve,
-        pricer.hardware.rank_memory_bytes(cluster),
+        capacity,
     )
 
 

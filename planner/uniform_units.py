@@ -5,7 +5,7 @@ as any plan of ours (planner/time_model.py, planner/memory_model.py). The sequen
 `context` ranks: every unit sees its part, the attention core all keys, which travel in a ring.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,8 +27,9 @@ from shardwise.planner.sizes import local_bytes, number
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.traffic import Messages, Traffic
 from shardwise.planner.uniform_plan import UniformPlan
+from shardwise.planner.uniform_recompute import KeptResult, kept_results
 
-CORE = "core"
+CORE, HEAD = "core", "head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,19 @@ class UniformUnits:
             return forward_s
         # norms and what is pointwise; results of products and of attention are kept
         unit, sizes = traffic.program.units[UNITS.index(name)], self._sizes(plan, name)
-        return self.pricer.calls_s(traffic, unit, sizes, only=lambda kind: not multiplies(kind))[0]
+        other = self.pricer.calls_s(traffic, unit, sizes, only=lambda kind: not multiplies(kind))
+        return other[0] + sum(
+            (1 - kept.share) * self.pricer.forward_s(traffic, kept.step, sizes)
+            for kept in self._kept_results(plan, traffic)
+            if UNITS[kept.unit] == name and isinstance(kept.step, Call) and kept.share < 1
+        )
+
+    def _kept_results(self, plan: UniformPlan, traffic: Traffic) -> Iterator[KeptResult]:
+        """Of all units; those outside layers have no products that are recomputed."""
+        units = traffic.program.units
+        for one in kept_results(units, self.shape, traffic.mesh, alternate=plan.alternate):
+            if UNITS[one.unit] in LAYER:
+                yield one
 
     def _bytes(
         self, plan: UniformPlan, traffic: Traffic, memory: SlotMemory, places: list[int]
@@ -168,16 +181,37 @@ class UniformUnits:
                 opened += max(0.0, own - read / share)
             else:
                 kept += own
-            largest = max((number(s, sizes) for s in memory.phases[place].transient), default=0)
+            if name == HEAD and self.shape.fused_loss:
+                largest = self._output_bytes(traffic, unit, sizes)
+            else:
+                largest = max((number(s, sizes) for s in memory.phases[place].transient), default=0)
             transient = max(transient, largest / share)
         if UNITS[places[0]] not in LAYER:
             return kept, opened + transient
+        held = kept
         if plan.recompute is Recompute.LAYER:
-            return inputs, kept - inputs + transient
-        if plan.recompute is Recompute.REGION:
-            results = sum(self._results(plan, traffic, place) for place in places)
-            return min(kept, inputs + results), max(0.0, kept - inputs - results) + transient
-        return kept, opened + transient
+            held = inputs
+        elif plan.recompute is Recompute.REGION:
+            held = inputs + self._results(plan, traffic)
+            held = held if plan.alternate else min(kept, held)
+        away = plan.offload / 1000 * held
+        return held - away, away + opened + max(0.0, kept - held) + transient
+
+    def _output_bytes(self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]) -> float:
+        """Operands and results of the output layer, whose backward is the largest call of the exit
+        where the loss is one kernel: it reads logits, writes their gradient, and makes no other."""
+        return max(
+            sum(
+                local_bytes(spec, layout.forward, traffic.mesh, sizes)
+                for spec, layout in zip(
+                    (*step.operand_specs, *step.operator.outputs),
+                    (*step.reads, *step.writes),
+                    strict=True,
+                )
+            )
+            for step in unit.steps
+            if isinstance(step, Call) and multiplies(step.operator.kind)
+        )
 
     def _lowered_bytes(
         self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]
@@ -199,16 +233,16 @@ class UniformUnits:
             for spec, layout in inputs.values()
         )
 
-    def _results(self, plan: UniformPlan, traffic: Traffic, place: int) -> float:
-        """Bytes of the results of products and attention of a unit."""
-        sizes = self._sizes(plan, UNITS[place])
-        share = plan.context if UNITS[place] == CORE else 1
-        return sum(
-            local_bytes(spec, layout.forward, traffic.mesh, sizes) / share
-            for step in traffic.program.units[place].steps
-            if isinstance(step, Call) and multiplies(step.operator.kind)
-            for spec, layout in zip(step.operator.outputs, step.writes, strict=True)
-        )
+    def _results(self, plan: UniformPlan, traffic: Traffic) -> float:
+        """Bytes of the results of products and attention of a layer that are kept."""
+        total = 0.0
+        for kept in self._kept_results(plan, traffic):
+            if plan.alternate and plan.compiled and not kept.is_read:
+                continue
+            name = UNITS[kept.unit]
+            size = kept.bytes_per_rank(traffic.mesh, self._sizes(plan, name))
+            total += size / (plan.context if name == CORE else 1)
+        return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def test_a_file_of_torchtitan(tmp_path):
     read = read_flags_file(path, SHAPE, 64)
     assert str(read.plan) == (
         "tp=4 pp=2 dp=8 mbs=2 micro_batches=16 length=8192 schedule=interleaved_1f1b vpp=4 zero=2 "
-        "shard=4 sp recompute=region overlap_gradients overlap_tensor"
+        "shard=4 sp recompute=region overlap_gradients overlap_tensor alternate"
     )
     assert read.form == "torchtitan" and read.linear_dtype == "float8_e4m3fn"
     assert any("drains" in note for note in read.notes)
@@ -372,3 +372,20 @@ def test_bad_files_name_themselves(name, content, names, tmp_path):
 def test_a_missing_file(tmp_path):
     with pytest.raises(ShardwiseError, match="No such file"):
         read_flags_file(tmp_path / "none.sh", SHAPE, 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "alternate", "compiled"),
+    [
+        ("selective --activation_checkpoint.selective_ac_option op", True, False),
+        ("selective --activation_checkpoint.selective_ac_option op --training.compile", True, True),
+        ("selective --activation_checkpoint.selective_ac_option op --compile.enable", True, True),
+        ("full --compile.enable", False, True), ("none", False, False),
+    ],
+)  # fmt: skip
+def test_torchtitans_selective_operators_are_the_plan_of_a_published_run(text, alternate, compiled):
+    read = read_flags(
+        f"--training.local_batch_size 2 --activation_checkpoint.mode {text}", SHAPE, 64
+    )
+    assert (read.plan.alternate, read.plan.compiled) == (alternate, compiled)
+    assert not any("compile" in note for note in read.notes)

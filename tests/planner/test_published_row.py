@@ -293,3 +293,31 @@ def test_any_cells_are_read_or_refused_in_one_line(cells):
         assert str(error) and "\n" not in str(error)
     else:
         assert all(note and "\n" not in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "loss", "gate"),
+    [
+        ("benchmarks/llama3_h100_202412_torchtitan.md", "torch.compile", False, True),
+        ("benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md", "torch.compile", True, True),
+        ("benchmarks/llama3_h100_202412_torchtitan.md", "eager", False, False),
+        ("docs/performance.md", "", True, True), ("docs/performance.md", "eager", False, False),
+    ],
+)  # fmt: skip
+def test_what_torchtitan_compiles(source, settings, loss, gate):
+    """Layers where the run says so, the loss since April 2025; every second product is kept."""
+    run = changed(
+        framework="torchtitan", source_ref=source, other_settings=settings,
+        recompute="selective op", glu="1",
+    )  # fmt: skip
+    assert (run.shape.fused_loss, run.shape.fused_gate) == (loss, gate)
+    assert run.plan.alternate and run.plan.compiled == gate
+    assert not changed(recompute="selective: norm + MLP activation recomputed").plan.alternate
+
+
+@pytest.mark.parametrize(
+    ("settings", "offload"),
+    [("activation offload ratio 0.276", 276), ("activation offload ratio 1", 1000), ("", 0)],
+)
+def test_activations_on_the_host(settings, offload):
+    assert changed(other_settings=settings).plan.offload == offload

@@ -20,13 +20,15 @@ def plans(draw):
     schedule = draw(st.sampled_from(ScheduleKind))
     data, context = draw(DEGREES), draw(DEGREES)
     divisors = [n for n in range(1, data * context + 1) if data * context % n == 0]
+    recompute = draw(st.sampled_from(Recompute))
+    flags = {f.name: draw(st.booleans()) for f in fields(UniformPlan) if type(f.default) is bool}
+    flags["alternate"] &= recompute is Recompute.REGION
     return UniformPlan(
         draw(DEGREES), draw(DEGREES), data, context, draw(DEGREES), draw(DEGREES),
         draw(st.integers(1, 2**20)), schedule,
         draw(DEGREES) if schedule in TAKES_CHUNKS else 1,
         draw(st.integers(0, 3)), draw(st.sampled_from([0, *divisors])),
-        recompute=draw(st.sampled_from(Recompute)),
-        **{f.name: draw(st.booleans()) for f in fields(UniformPlan) if type(f.default) is bool},
+        recompute=recompute, offload=draw(st.integers(0, 1000)), **flags,
     )  # fmt: skip
 
 
@@ -102,3 +104,15 @@ def test_a_flag_has_no_value(value):
     """sp=0 must not switch it on."""
     with pytest.raises(ParseError):
         UniformPlan.parse(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("recompute=layer alternate", "recompute=region"), ("alternate", "recompute=region"),
+        ("offload=1001", "thousandths"),
+    ],
+)  # fmt: skip
+def test_settings_of_recomputation_that_mean_nothing(text, match):
+    with pytest.raises(InvalidValueError, match=match):
+        UniformPlan.parse(text)
