@@ -63,15 +63,35 @@ class Comparison:
             yield from textwrap.wrap(text, COLUMNS)
 
 
-def compare(
+@dataclass(frozen=True)
+class OtherPlan:
+    """What flags state, and what prices it: the machine and recipe of a plan of ours."""
+
+    launcher: LauncherPlan
+    shape: DecoderShape
+    pricer: Pricer
+    tokens_per_step: int
+    """Of the plan of ours."""
+    notes: tuple[str, ...]
+
+    def at(self, length: int) -> UniformPlan:
+        """Their plan at a length, with the micro-batches that it has there."""
+        made = replace(self.launcher.plan, sequence_length=length)
+        if self.launcher.counts_micro_batches:
+            return made
+        tokens = made.data * made.micro_batch * length
+        return replace(made, micro_batches=max(1, round(self.tokens_per_step / tokens)))
+
+
+def other_plan(
     plan: Plan,
     *,
     model: str,
     cluster: Path,
     flags: str | None = None,
     flags_file: Path | None = None,
-) -> Comparison:
-    """Price the plan that flags state beside `plan`.
+) -> OtherPlan:
+    """Read the plan that flags state, for the model and cluster of `plan`.
 
     `model` is hf:config.json, `cluster` the file of the cluster that the plan is for. Raises
     ShardwiseError for flags that are unknown or contradict each other, the model, the cluster or
@@ -109,14 +129,27 @@ def compare(
         )
     limited = found.limited(plan.priced_for.memory_limit_bytes_per_rank)
     pricer = Pricer(limited, hardware, software, plan.training, theirs.linear_dtype)
+    return OtherPlan(theirs, shape, pricer, plan.priced_for.tokens_per_step, tuple(notes))
+
+
+def compare(
+    plan: Plan,
+    *,
+    model: str,
+    cluster: Path,
+    flags: str | None = None,
+    flags_file: Path | None = None,
+) -> Comparison:
+    """Price the plan that flags state beside `plan`; what is read and raised as in `other_plan`."""
+    other = other_plan(plan, model=model, cluster=cluster, flags=flags, flags_file=flags_file)
     rows = [
-        _row(plan, bucket, padded, theirs, shape, pricer)
-        for bucket in plan.buckets
-        for padded in bucket.padded
+        _row(plan, bucket, padded, other) for bucket in plan.buckets for padded in bucket.padded
     ]
-    if theirs.sequence_length is not None:
-        rows.append(_own_row(plan, theirs, shape, pricer))
-    return Comparison(theirs, tuple(rows), tuple(notes))
+    length = other.launcher.sequence_length
+    if length is not None:
+        one, *totals = _priced(other, length)
+        rows.append(("as they state it", str(length), "-", seconds(one), "-", *totals))
+    return Comparison(other.launcher, tuple(rows), other.notes)
 
 
 def _shape(plan: Plan, model: str) -> DecoderShape:
@@ -155,24 +188,7 @@ def _check_dtype(plan: Plan, theirs: LauncherPlan) -> None:
         )
 
 
-def _at(plan: Plan, theirs: LauncherPlan, length: int) -> UniformPlan:
-    """Their plan at a length, with the micro-batches that it has there."""
-    made = replace(theirs.plan, sequence_length=length)
-    if theirs.counts_micro_batches:
-        return made
-    tokens = made.data * made.micro_batch * length
-    count = max(1, round(plan.priced_for.tokens_per_step / tokens))
-    return replace(made, micro_batches=count)
-
-
-def _row(
-    plan: Plan,
-    bucket: BucketPlan,
-    padded: PaddedShape,
-    theirs: LauncherPlan,
-    shape: DecoderShape,
-    pricer: Pricer,
-) -> tuple[str, ...]:
+def _row(plan: Plan, bucket: BucketPlan, padded: PaddedShape, other: OtherPlan) -> tuple[str, ...]:
     sizes = dict(padded.sizes)
     if list(sizes) != ["S"]:
         raise UnsupportedError(
@@ -181,26 +197,18 @@ def _row(
         )
     ours = bucket.price_of(bucket.time, padded) / bucket.documents_per_slot
     head = (str(bucket.bucket), str(sizes["S"]), seconds(ours))
-    limit = theirs.sequence_length
+    limit = other.launcher.sequence_length
     if limit is not None and sizes["S"] > limit:
         return (*head, "-", "-", "-", "-", f"over {limit}")
-    one, *totals = _priced(_at(plan, theirs, sizes["S"]), shape, pricer)
+    one, *totals = _priced(other, sizes["S"])
     return (*head, seconds(one), f"{one / ours:.3g}", *totals)
 
 
-def _own_row(
-    plan: Plan, theirs: LauncherPlan, shape: DecoderShape, pricer: Pricer
-) -> tuple[str, ...]:
-    assert theirs.sequence_length is not None
-    length = theirs.sequence_length
-    one, *totals = _priced(_at(plan, theirs, length), shape, pricer)
-    return ("as they state it", str(length), "-", seconds(one), "-", *totals)
-
-
-def _priced(made: UniformPlan, shape: DecoderShape, pricer: Pricer) -> tuple[float, str, str, str]:
+def _priced(other: OtherPlan, length: int) -> tuple[float, str, str, str]:
     """Seconds a document; their step, their peak, and whether it fits."""
+    made = other.at(length)
     try:
-        price = price_uniform(shape, made, pricer)
+        price = price_uniform(other.shape, made, other.pricer)
     except ShardwiseError as error:
         raise type(error)(f"their plan can't be priced: {error}") from None
     one = price.pipeline_s / made.documents_per_step

@@ -21,7 +21,7 @@ from shardwise.planner.time_model import Pricer
 from shardwise.planner.uniform_plan import UniformPlan
 from shardwise.planner.uniform_units import PartCosts
 from shardwise.solvers.event_simulator import simulate
-from shardwise.solvers.timeline import memory
+from shardwise.solvers.timeline import Timeline, memory
 
 _STEADY = 4
 """Micro-batches for each device after which a pipeline of equal ones is in its steady state: the
@@ -65,10 +65,7 @@ def pipeline(
 ) -> PipelineRun:
     """Run every micro-batch; `extras` are the (forward, backward) seconds that the weights of each
     model part add to it."""
-    splits = plan.schedule.splits_backward
-    parts = [
-        _part(part, costs, extra, splits=splits) for part, extra in zip(layers, extras, strict=True)
-    ]
+    parts, splits = _parts(plan, layers, costs, extras), plan.schedule.splits_backward
     hop = _hop_s(plan, pricer, shape)
     if plan.pipeline == 1:
         one = parts[0]
@@ -90,6 +87,31 @@ def pipeline(
     time_s = whole + (plan.micro_batches - count) * busiest
     last = max(part.backward_s + part.weight_s for part in parts)
     return PipelineRun(time_s, last, tuple(peak.bytes for peak in peaks))
+
+
+def step_timeline(
+    plan: UniformPlan,
+    pricer: Pricer,
+    shape: DecoderShape,
+    layers: Sequence[StageLayers],
+    costs: PartCosts,
+    extras: Sequence[tuple[float, float]],
+) -> Timeline:
+    """Every micro-batch of a step on its device, none left out as `pipeline` does."""
+    parts, hop = _parts(plan, layers, costs, extras), _hop_s(plan, pricer, shape)
+    return simulate(_orders(plan, tuple(parts), hop), _duration(parts), lambda *_: hop)
+
+
+def _parts(
+    plan: UniformPlan,
+    layers: Sequence[StageLayers],
+    costs: PartCosts,
+    extras: Sequence[tuple[float, float]],
+) -> list[_Part]:
+    splits = plan.schedule.splits_backward
+    return [
+        _part(part, costs, extra, splits=splits) for part, extra in zip(layers, extras, strict=True)
+    ]
 
 
 def _part(

@@ -22,9 +22,10 @@ from shardwise.ir.span import Span
 from shardwise.planner.published_memory import NO_BUFFERS, UNFILLED, StepBuffers
 from shardwise.planner.stage_layers import StageLayers, stage_layers
 from shardwise.planner.time_model import Pricer
-from shardwise.planner.uniform_pipeline import pipeline
+from shardwise.planner.uniform_pipeline import pipeline, step_timeline
 from shardwise.planner.uniform_plan import UniformPlan
 from shardwise.planner.uniform_units import PartCost, PartCosts, UniformUnits
+from shardwise.solvers.timeline import Timeline
 
 _ZERO_3 = 3
 
@@ -73,20 +74,9 @@ def price_uniform(
     Raises InvalidValueError where the plan has other than the cluster's ranks, or more model parts
     than layers; UnsupportedError for a dtype or collective without a price.
     """
-    cluster = pricer.cluster
-    if plan.world_size != cluster.world_size:
-        raise InvalidValueError(
-            f"plan '{plan}' has {plan.world_size} ranks, {cluster.name} {cluster.world_size}; "
-            "their product must be the cluster's"
-        )
-    # the table is padded so that the tensor axis cuts it, as Megatron-LM does
-    shape = replace(shape, vocabulary=-(-shape.vocabulary // plan.tensor) * plan.tensor)
-    layers = stage_layers(shape.layers, plan.pipeline, plan.chunks, plan.schedule)
-    costs = UniformUnits(shape, pricer).costs(plan)
-    weights = _PartWeights.of(shape, plan)
-    data = DataParallel(plan, pricer)
-    extra = [data.micro_batch_s(weights, part, costs) for part in layers]
-    ran = pipeline(plan, pricer, shape, layers, costs, extra)
+    made = _Step.of(shape, plan, pricer)
+    ran = pipeline(plan, pricer, made.shape, made.layers, made.costs, made.extras)
+    weights, data, layers, cluster = made.weights, made.data, made.layers, pricer.cluster
     counts = [weights.elements(part, plan) for part in _devices(layers, plan)]
     gradients_s = data.step_s(max(counts), ran.last_backward_s)
     optimizer_s = pricer.fused_optimizer_s(max(counts) / plan.shard_size)
@@ -114,6 +104,12 @@ def price_uniform(
         reserve,
         capacity,
     )
+
+
+def uniform_timeline(shape: DecoderShape, plan: UniformPlan, pricer: Pricer) -> Timeline:
+    """All micro-batches of a step of a uniform plan; raises as `price_uniform`."""
+    made = _Step.of(shape, plan, pricer)
+    return step_timeline(plan, pricer, made.shape, made.layers, made.costs, made.extras)
 
 
 def reserve_bytes(hardware: HardwareProfile, plan: UniformPlan) -> int:
@@ -161,6 +157,36 @@ class _PartWeights:
             if part.last:
                 total += self.head + (self.table if plan.pipeline > 1 else 0.0)
         return total
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a step of a uniform plan is made of."""
+
+    shape: DecoderShape
+    """Its table padded so that the tensor axis cuts it, as Megatron-LM does."""
+    layers: tuple[StageLayers, ...]
+    costs: PartCosts
+    weights: _PartWeights
+    data: "DataParallel"
+    extras: tuple[tuple[float, float], ...]
+    """Seconds that the weights of each model part add to a micro-batch."""
+
+    @classmethod
+    def of(cls, shape: DecoderShape, plan: UniformPlan, pricer: Pricer) -> "_Step":
+        cluster = pricer.cluster
+        if plan.world_size != cluster.world_size:
+            raise InvalidValueError(
+                f"plan '{plan}' has {plan.world_size} ranks, {cluster.name} {cluster.world_size}; "
+                "their product must be the cluster's"
+            )
+        shape = replace(shape, vocabulary=-(-shape.vocabulary // plan.tensor) * plan.tensor)
+        layers = stage_layers(shape.layers, plan.pipeline, plan.chunks, plan.schedule)
+        costs = UniformUnits(shape, pricer).costs(plan)
+        weights = _PartWeights.of(shape, plan)
+        data = DataParallel(plan, pricer)
+        extras = tuple(data.micro_batch_s(weights, part, costs) for part in layers)
+        return cls(shape, layers, costs, weights, data, extras)
 
 
 class DataParallel:

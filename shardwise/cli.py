@@ -210,19 +210,55 @@ def price_command(
 @app.command(name="simulate")
 def simulate_command(
     plan: PlanPath,
-    lengths: Annotated[Path, typer.Option(help="The length histogram of the plan (CSV).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Chrome trace to write.")],
+    lengths: Annotated[
+        Path | None, typer.Option(help="The length histogram of the plan (CSV).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the global batches.")] = 0,
     step: Annotated[int, typer.Option(help="Which of them.")] = 0,
+    flags: Annotated[
+        str | None, typer.Option(help="Your own plan, in the place of this one: 'tp=8 pp=4 ...'.")
+    ] = None,
+    flags_file: Annotated[
+        Path | None, typer.Option(help="The same from a Megatron script or torchtitan TOML.")
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="With flags: tokens of a document.")] = None,
+    model: Annotated[str | None, typer.Option(help="With flags: hf:config.json.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="With flags: the plan's cluster.")] = None,
 ) -> None:
-    """Draw one step of a plan, print its time and write its trace (opens in ui.perfetto.dev)."""
-    from shardwise.ir import plan_file
-    from shardwise.ir.lengths_file import read_lengths
-    from shardwise.planner.simulate import simulate_step
+    """Draw one step of a plan, print its time and write its trace (opens in ui.perfetto.dev).
 
-    simulated = simulate_step(plan_file.load(plan), read_lengths(lengths), seed=seed, step=step)
-    simulated.save_trace(output)
-    typer.echo(f"{simulated}\nwrote {output}")
+    With --flags or --flags-file: a step of another plan, micro-batch by micro-batch.
+    """
+    from shardwise.ir import plan_file
+    from shardwise.ir.errors import InvalidValueError
+
+    made = plan_file.load(plan)
+    if flags is None and flags_file is None:
+        if length is not None or model is not None or cluster is not None:
+            raise InvalidValueError("--length, --model and --cluster go with --flags; give a plan")
+        if lengths is None:
+            raise InvalidValueError("give --lengths, the length histogram of the plan")
+        from shardwise.ir.lengths_file import read_lengths
+        from shardwise.planner.simulate import simulate_step
+
+        simulated = simulate_step(made, read_lengths(lengths), seed=seed, step=step)
+        simulated.save_trace(output)
+        typer.echo(f"{simulated}\nwrote {output}")
+        return
+    if lengths is not None or seed or step:
+        raise InvalidValueError(
+            "--lengths, --seed and --step are of this plan's own steps; leave them out with --flags"
+        )
+    if model is None or cluster is None:
+        raise InvalidValueError("--flags needs --model hf:config.json and --cluster of the plan")
+    from shardwise.planner.compare import other_plan
+    from shardwise.planner.simulate_flags import simulate_flags
+
+    other = other_plan(made, model=model, cluster=cluster, flags=flags, flags_file=flags_file)
+    theirs = simulate_flags(other, length)
+    theirs.save_trace(output)
+    typer.echo(f"{theirs}\nwrote {output}")
 
 
 @app.command(name="profile")
