@@ -27,6 +27,13 @@ from shardwise.planner.sizes import number
 from shardwise.planner.work import call_flops
 
 _LINEAR: Final = "aten.linear.default"
+_BATCHED: Final = ("aten.matmul.default", "aten.bmm.default", "aten.baddbmm.default")
+_PLAIN: Final = "float32"
+"""Products in half precision accumulate in it, with or without tensor cores."""
+WHOLE_BYTES: Final = 16
+"""What rows of operands must be multiples of for tensor cores to load them: 8 elements of 2 bytes
+(NVIDIA, Matrix Multiplication Background User's Guide, section 2.2, for cuBLAS before 11; later
+ones may use them at a lower rate, which single products do and batched ones are assumed not to)."""
 TILES: Final = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.05))
 """Rows, columns and relative cost of the tiles of a product: the large ones reuse more of what
 they read (NVIDIA, Matrix Multiplication Background User's Guide, tile quantization); 5 % for the
@@ -42,6 +49,8 @@ class OperatorTime:
     ranks_per_device: int = 1
     linear_dtype: str | None = None
     """Of products with weights inside layers, where it is not the compute dtype (float8)."""
+    blocking: bool = False
+    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1): no launch hides behind one."""
 
     def seconds(
         self, call: Call, needs: Sequence[bool], sizes: Mapping[str, int]
@@ -79,7 +88,7 @@ class OperatorTime:
             if not back:
                 return forward, 0.0
             return forward, attention_s("attention.backward", back, 2 * moved)
-        compute = self.hardware.compute_s("matmul", self._dtype(call), flops)
+        compute = self.hardware.compute_s("matmul", self._units(call, sizes), flops)
         bytes_s = self.hardware.memory_s(moved)
         forward_tiles, backward_tiles = self._tiling(call, sizes)
         forward = self._floored(compute * forward_tiles + bytes_s)
@@ -135,6 +144,18 @@ class OperatorTime:
         dtype = call.operator.outputs[0].dtype
         return self.linear_dtype or dtype if self._is_lowered(call) else dtype
 
+    def _units(self, call: Call, sizes: Mapping[str, int]) -> str:
+        """The dtype whose peak a product has: that of the plain cores where a batched one has rows
+        that are no multiple of WHOLE_BYTES, its batches then begin between the words that tensor
+        cores load."""
+        dtype = self._dtype(call)
+        if call.operator.kind not in _BATCHED or self.hardware.device == "cpu":
+            return dtype
+        size = DTYPE_BYTES[dtype]
+        specs = (*call.operand_specs[:2], call.operator.outputs[0])
+        whole = all(number(spec.shape[-1], sizes) * size % WHOLE_BYTES == 0 for spec in specs)
+        return dtype if whole or size >= DTYPE_BYTES[_PLAIN] else _PLAIN
+
     def _casts(self, call: Call, sizes: Mapping[str, int]) -> tuple[float, float]:
         """Seconds to cast the activation of a product, and the gradient of its result.
 
@@ -160,6 +181,9 @@ class OperatorTime:
         return call.parts if entries else 1
 
     def _floored(self, roofline_s: float) -> float:
+        if self.blocking:
+            waited_s = self.software.launch_floor_s.value * self.ranks_per_device
+            return waited_s + self.ranks_per_device * roofline_s / self.software.efficiency.value
         return self.software.operator_s(roofline_s, self.ranks_per_device)
 
 

@@ -31,13 +31,18 @@ class Stack:
     """The loss never stores logits in float32, and the gate of SwiGLU is one kernel."""
     learned_positions: bool = True
     bias: bool = True
+    blocking: bool = False
+    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)."""
     notes: tuple[str, ...] = ()
 
 
 _OLD: Final = Stack(
     "megatron-deepspeed", AttentionKernel.UNFUSED, dropout=True, half_gradients=True, overlaps=False
 )
-_FORK: Final = replace(_OLD, software="megatron-deepspeed-bigscience")
+_FORK: Final = replace(_OLD, software="megatron-deepspeed-bigscience", blocking=True)
+"""On the A100: at 320 GPUs the runs always hung without CUDA_LAUNCH_BLOCKING=1
+(bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging
+on the large model"); rows of fewer GPUs do not say."""
 _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
     ("megatron-deepspeed, new", Stack("megatron-deepspeed", overlaps=False)),
     ("megatron-deepspeed (bigscience", _FORK),
@@ -95,5 +100,5 @@ def stack_of(framework: str, gpu: str = "") -> Stack:
     if name.startswith("megatron-lm") and not re.search("a100|v100", gpu.lower()):
         name = "megatron-lm (jan 2024)"
     if "bigscience" in name and "v100" in gpu.lower():
-        return replace(_FORK, software="megatron-deepspeed-v100")
+        return replace(_FORK, software="megatron-deepspeed-v100", blocking=False)
     return next((stack for start, stack in _STACKS if name.startswith(start)), _OTHER)

@@ -262,6 +262,9 @@ def test_stacks_decide_what_rows_leave_out():
     assert old.shape.attention is AttentionKernel.UNFUSED and old.shape.dropout
     assert any("unfused" in note for note in old.notes)
     assert old.stack.software.startswith("megatron-deepspeed") and not old.plan.overlap_gradients
+    assert old.stack.blocking
+    fork = {"framework": "Megatron-DeepSpeed (BigScience fork)", "precision": "fp16", "glu": "0"}
+    assert not changed(**fork, gpu="V100-SXM2-32GB").stack.blocking
     assert changed(framework="nanotron v0.5").stack.software == "nanotron"
     assert any("stack" in note for note in changed(framework="my own loop").notes)
 
