@@ -9,7 +9,8 @@
                  gradient (ir/flops.backward_moved)
 
 Each is at least the launch floor of the software, and a share of the roofline. A product in float8
-also pays for casts, as it stands and transposed (Transformer Engine's fused cast and transpose).
+also pays for casts of its activation and gradient, as they stand and transposed (Transformer
+Engine's fused cast and transpose).
 """
 
 import math
@@ -89,7 +90,7 @@ class OperatorTime:
                 return forward, 0.0
             return forward, attention_s("attention.backward", back, 2 * moved)
         compute = self.hardware.compute_s("matmul", self._units(call, sizes), flops)
-        bytes_s = self.hardware.memory_s(moved)
+        bytes_s = self.hardware.memory_s(moved * self._lowered_share(call))
         forward_tiles, backward_tiles = self._tiling(call, sizes)
         forward = self._floored(compute * forward_tiles + bytes_s)
         each = self._floored(compute * backward_tiles + bytes_s)
@@ -139,6 +140,15 @@ class OperatorTime:
         operator = call.operator
         return bool(self.linear_dtype and operator.kind == _LINEAR and operator.module_path)
 
+    def _lowered_share(self, call: Call) -> float:
+        """Bytes of the three products of a linear over what they are in the compute dtype: of each
+        tensor two products read the lower dtype, one writes it or its gradient in the other."""
+        if not self._is_lowered(call):
+            return 1.0
+        assert self.linear_dtype is not None
+        size = DTYPE_BYTES[call.operator.outputs[0].dtype]
+        return (2 * DTYPE_BYTES[self.linear_dtype] + size) / (3 * size)
+
     def _dtype(self, call: Call) -> str:
         """The dtype in which a product computes."""
         dtype = call.operator.outputs[0].dtype
@@ -157,11 +167,8 @@ class OperatorTime:
         return dtype if whole or size >= DTYPE_BYTES[_PLAIN] else _PLAIN
 
     def _casts(self, call: Call, sizes: Mapping[str, int]) -> tuple[float, float]:
-        """Seconds to cast the activation of a product, and the gradient of its result.
-
-        The operator before it casts the activation while it writes, so that only the two copies
-        are written; weights are cast once a step, which is little.
-        """
+        """Seconds to cast the activation of a product, and the gradient of its result: read once,
+        two copies written. Weights are cast once a step (planner/uniform_price.py)."""
         assert self.linear_dtype is not None
         low = DTYPE_BYTES[self.linear_dtype]
 
@@ -174,7 +181,7 @@ class OperatorTime:
                 self.hardware.memory_s(count * (DTYPE_BYTES[spec.dtype] + 2 * low))
             )
 
-        return cast_s(0) + cast_s(1), cast_s(0, output=True)
+        return cast_s(0), cast_s(0, output=True)
 
     def _parts(self, call: Call, entries: Sequence[object]) -> int:
         """A cut operand is cut in as many parts as the work."""
