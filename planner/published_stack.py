@@ -52,6 +52,7 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
         Stack("megatron-core", AttentionKernel.UNFUSED, dropout=True, overlaps=False),
     ),
     ("megatron-lm (jan 2024)", Stack("megatron-core")),
+    ("megatron-lm on hopper", Stack("megatron-core", AttentionKernel.FLASH_3, fuses=True)),
     (
         "megatron-lm",
         Stack(
@@ -69,7 +70,10 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
         Stack("nemo-24", AttentionKernel.FLASH_3, overlaps_tensor=True, fuses=True),
     ),
     ("nemo", Stack("nemo", AttentionKernel.FLASH_3, overlaps_tensor=True, fuses=True)),
-    ("megatron-bridge", Stack("megatron-bridge", AttentionKernel.FLASH_3, overlaps_tensor=True)),
+    (
+        "megatron-bridge",
+        Stack("megatron-bridge", AttentionKernel.FLASH_3, overlaps_tensor=True, fuses=True),
+    ),
     (
         "composer",
         Stack(
@@ -94,10 +98,15 @@ _OTHER: Final = Stack("torch-cuda", notes=("stack not known: torch-cuda's profil
 def stack_of(framework: str, gpu: str = "") -> Stack:
     """The stack that a framework's published name belongs to; the generic one with a note.
 
-    Megatron-LM on a GPU after the A100 is Megatron-Core.
+    Megatron-LM on a GPU after the A100 is Megatron-Core, unless it is dated with the attention
+    kernels of Transformer Engine for Hopper and a fused loss (NVIDIA/Megatron-LM,
+    examples/llama/train_llama3_8b_h100_fp8.sh).
     """
     name = framework.strip().lower()
-    if name.startswith("megatron-lm") and not re.search("a100|v100", gpu.lower()):
+    later = not re.search("a100|v100", gpu.lower())
+    if later and name.startswith("megatron-lm") and "2024" not in name:
+        name = "megatron-lm on hopper"
+    elif later and name.startswith("megatron-lm"):
         name = "megatron-lm (jan 2024)"
     if "bigscience" in name and "v100" in gpu.lower():
         return replace(_FORK, software="megatron-deepspeed-v100", blocking=False)

@@ -265,6 +265,8 @@ def test_stacks_decide_what_rows_leave_out():
     assert old.stack.blocking
     fork = {"framework": "Megatron-DeepSpeed (BigScience fork)", "precision": "fp16", "glu": "0"}
     assert not changed(**fork, gpu="V100-SXM2-32GB").stack.blocking
+    dated, later = (changed(framework=f"Megatron-LM{date}").stack for date in (" (Jan 2024)", ""))
+    assert dated.software == later.software == "megatron-core" and not dated.fuses and later.fuses
     assert changed(framework="nanotron v0.5").stack.software == "nanotron"
     assert any("stack" in note for note in changed(framework="my own loop").notes)
 
