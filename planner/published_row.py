@@ -118,6 +118,7 @@ def _shape(row: _Row, stack: Stack) -> DecoderShape:
     ffn = row.integer("ffn", 4 * hidden, "four times hidden")
     vocabulary = row.integer("vocab", VOCABULARY, "GPT-2's, padded")
     length = row.integer("seq_len")
+    eager = "eager" in row.text("other_settings").lower()
     if stack.attention is AttentionKernel.UNFUSED:
         row.note("attention core unfused")
     shape = DecoderShape(
@@ -135,8 +136,9 @@ def _shape(row: _Row, stack: Stack) -> DecoderShape:
         rms_norm=gated,
         bias=not gated and stack.bias,
         tied=not gated,
-        fused_loss=stack.fuses,
-        fused_gate=stack.fuses,
+        fused_loss=stack.fuses and not eager,
+        fused_gate=stack.fuses and not eager,
+        composed=eager,
     )
     return _tied_as_counted(row, shape)
 

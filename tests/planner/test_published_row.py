@@ -271,6 +271,13 @@ def test_stacks_decide_what_rows_leave_out():
     assert any("stack" in note for note in changed(framework="my own loop").notes)
 
 
+def test_eager_runs_fuse_nothing():
+    compiled, eager = (changed(other_settings=text) for text in ("torch.compile", "eager"))
+    assert compiled.shape.fused_loss and compiled.shape.fused_gate and not compiled.shape.composed
+    assert eager.shape.composed and not eager.shape.fused_loss and not eager.shape.fused_gate
+    assert changed(other_settings="").shape == compiled.shape
+
+
 def test_data_degrees_may_be_counted_with_context_ranks():
     """64 GPUs, tp 2, pp 2, cp 2: 8 replicas, which some tables print as 16."""
     cells = {"tp": "2", "pp": "2", "cp": "2", "virtual_stages": "1", "schedule": "1F1B"}
