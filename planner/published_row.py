@@ -136,7 +136,7 @@ def _shape(row: _Row, stack: Stack) -> DecoderShape:
         rms_norm=gated,
         bias=not gated and stack.bias,
         tied=not gated,
-        fused_loss=stack.fuses and not eager,
+        fused_loss=stack.fuses,
         fused_gate=stack.fuses and not eager,
         composed=eager,
     )

@@ -101,8 +101,8 @@ def test_a_row_moves_as_physics_says():
 
 
 def test_what_is_not_fused_costs_time():
-    """Norms, rotary positions, gates and the loss of an eager run are several passes each; hosts
-    that wait for every kernel hide no launch."""
+    """Norms, rotary positions and gates of an eager run are several passes each; hosts that wait
+    for every kernel hide no launch."""
     assert priced(other_settings="eager").step_s > priced(other_settings="torch.compile").step_s
     cells = {"glu": "0", "precision": "fp16", "gpu": "A100-SXM-80GB"}
     run = PRICER.price({**SMALL, **cells, "framework": "Megatron-DeepSpeed (BigScience fork)"}).run
