@@ -60,6 +60,9 @@ class DecoderShape:
     """The loss reads logits in the compute dtype and never stores them in float32."""
     fused_gate: bool = False
     """silu and the product with the other projection are one kernel, which keeps its operands."""
+    composed: bool = False
+    """RMSNorm and rotary positions are run operator by operator, in float32, as PyTorch does
+    without a compiler; otherwise each is one kernel in the compute dtype."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "heads", "kv_heads", "ffn", "vocabulary"):

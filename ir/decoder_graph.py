@@ -112,6 +112,8 @@ class _Builder:
     def _norm(self, name: str, x: str) -> str:
         hidden = self.shape.hidden
         weight = self._parameter(f"{name}.weight", hidden)
+        if self.shape.rms_norm and self.shape.composed:
+            return self._composed_norm(name, x, weight)
         if self.shape.rms_norm:
             return self._op(
                 name, "rms_norm.default", [Ref(x), (hidden,), weight, 1e-5], self.specs[x]
@@ -119,6 +121,23 @@ class _Builder:
         bias = self._parameter(f"{name}.bias", hidden)
         args = [Ref(x), (hidden,), weight, bias, 1e-5]
         return self._op(name, "layer_norm.default", args, self.specs[x])
+
+    def _composed_norm(self, name: str, x: str, weight: Ref) -> str:
+        """RMSNorm as ATen composes it (aten/src/ATen/native/layer_norm.cpp, rms_norm): in float32,
+        rounded at the end."""
+        wide = self._cast(f"{name}_wide", x, "float32")
+        squares = self._op(f"{name}_squares", "pow.Tensor_Scalar", [Ref(wide), 2], self.specs[wide])
+        row = TensorSpec((*self.specs[x].shape[:-1], 1), "float32")
+        self._op(f"{name}_mean", "mean.dim", [Ref(squares), (-1,), True], row)
+        self._op(f"{name}_scale", "rsqrt.default", [Ref(f"{name}_mean")], row)
+        scaled = self._like(f"{name}_scaled", "mul.Tensor", wide, f"{name}_scale")
+        args: list[Argument] = [Ref(scaled), weight]
+        weighted = self._op(f"{name}_weighted", "mul.Tensor", args, self.specs[wide])
+        return self._cast(name, weighted, self.dtype)
+
+    def _cast(self, name: str, x: str, dtype: str) -> str:
+        spec = TensorSpec(self.specs[x].shape, dtype)
+        return self._op(name, "to.dtype", [Ref(x), Dtype(dtype)], spec)
 
     def _dropout(self, name: str, x: str) -> str:
         """Its cost: a mask of one byte for each element is made and kept."""
@@ -173,12 +192,18 @@ class _Builder:
         return heads[0], heads[1], heads[2]
 
     def _rotate(self, name: str, x: str) -> str:
-        """Rotary positions as one fused pass over the heads."""
-        angle = TensorSpec((_S, 1, self.shape.head_size), self.dtype)
+        """Rotary positions as one fused pass over the heads, or in float32 between two casts."""
+        composed = self.shape.composed
+        dtype = "float32" if composed else self.dtype
+        angle = TensorSpec((_S, 1, self.shape.head_size), dtype)
         args: list[Argument] = [angle.shape, 1.0]
         if "angles" not in self.specs:
-            self._op("angles", "full.default", args, angle, dtype=Dtype(self.dtype))
-        return self._like(f"{name}_rotated", "mul.Tensor", x, "angles")
+            self._op("angles", "full.default", args, angle, dtype=Dtype(dtype))
+        if not composed:
+            return self._like(f"{name}_rotated", "mul.Tensor", x, "angles")
+        wide = self._cast(f"{name}_wide", x, dtype)
+        turned = self._like(f"{name}_turned", "mul.Tensor", wide, "angles")
+        return self._cast(f"{name}_rotated", turned, self.dtype)
 
     def _core(self, q: str, k: str, v: str) -> str:
         shape = self.shape

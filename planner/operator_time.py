@@ -9,7 +9,8 @@
                  gradient (ir/flops.backward_moved)
 
 Each is at least the launch floor of the software, and a share of the roofline. A product in float8
-also pays for casts, as it stands and transposed (Transformer Engine's fused cast and transpose).
+also pays for casts of its activation and gradient, as they stand and transposed (Transformer
+Engine's fused cast and transpose).
 """
 
 import math
@@ -27,6 +28,13 @@ from shardwise.planner.sizes import number
 from shardwise.planner.work import call_flops
 
 _LINEAR: Final = "aten.linear.default"
+_BATCHED: Final = ("aten.matmul.default", "aten.bmm.default", "aten.baddbmm.default")
+_PLAIN: Final = "float32"
+"""Products in half precision accumulate in it, with or without tensor cores."""
+WHOLE_BYTES: Final = 16
+"""What rows of operands must be multiples of for tensor cores to load them: 8 elements of 2 bytes
+(NVIDIA, Matrix Multiplication Background User's Guide, section 2.2, for cuBLAS before 11; later
+ones may use them at a lower rate, which single products do and batched ones are assumed not to)."""
 TILES: Final = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.05))
 """Rows, columns and relative cost of the tiles of a product: the large ones reuse more of what
 they read (NVIDIA, Matrix Multiplication Background User's Guide, tile quantization); 5 % for the
@@ -42,6 +50,8 @@ class OperatorTime:
     ranks_per_device: int = 1
     linear_dtype: str | None = None
     """Of products with weights inside layers, where it is not the compute dtype (float8)."""
+    blocking: bool = False
+    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1): no launch hides behind one."""
 
     def seconds(
         self, call: Call, needs: Sequence[bool], sizes: Mapping[str, int]
@@ -79,8 +89,8 @@ class OperatorTime:
             if not back:
                 return forward, 0.0
             return forward, attention_s("attention.backward", back, 2 * moved)
-        compute = self.hardware.compute_s("matmul", self._dtype(call), flops)
-        bytes_s = self.hardware.memory_s(moved)
+        compute = self.hardware.compute_s("matmul", self._units(call, sizes), flops)
+        bytes_s = self.hardware.memory_s(moved * self._lowered_share(call))
         forward_tiles, backward_tiles = self._tiling(call, sizes)
         forward = self._floored(compute * forward_tiles + bytes_s)
         each = self._floored(compute * backward_tiles + bytes_s)
@@ -130,17 +140,35 @@ class OperatorTime:
         operator = call.operator
         return bool(self.linear_dtype and operator.kind == _LINEAR and operator.module_path)
 
+    def _lowered_share(self, call: Call) -> float:
+        """Bytes of the three products of a linear over what they are in the compute dtype: of each
+        tensor two products read the lower dtype, one writes it or its gradient in the other."""
+        if not self._is_lowered(call):
+            return 1.0
+        assert self.linear_dtype is not None
+        size = DTYPE_BYTES[call.operator.outputs[0].dtype]
+        return (2 * DTYPE_BYTES[self.linear_dtype] + size) / (3 * size)
+
     def _dtype(self, call: Call) -> str:
         """The dtype in which a product computes."""
         dtype = call.operator.outputs[0].dtype
         return self.linear_dtype or dtype if self._is_lowered(call) else dtype
 
-    def _casts(self, call: Call, sizes: Mapping[str, int]) -> tuple[float, float]:
-        """Seconds to cast the activation of a product, and the gradient of its result.
+    def _units(self, call: Call, sizes: Mapping[str, int]) -> str:
+        """The dtype whose peak a product has: that of the plain cores where a batched one has rows
+        that are no multiple of WHOLE_BYTES, its batches then begin between the words that tensor
+        cores load."""
+        dtype = self._dtype(call)
+        if call.operator.kind not in _BATCHED or self.hardware.device == "cpu":
+            return dtype
+        size = DTYPE_BYTES[dtype]
+        specs = (*call.operand_specs[:2], call.operator.outputs[0])
+        whole = all(number(spec.shape[-1], sizes) * size % WHOLE_BYTES == 0 for spec in specs)
+        return dtype if whole or size >= DTYPE_BYTES[_PLAIN] else _PLAIN
 
-        The operator before it casts the activation while it writes, so that only the two copies
-        are written; weights are cast once a step, which is little.
-        """
+    def _casts(self, call: Call, sizes: Mapping[str, int]) -> tuple[float, float]:
+        """Seconds to cast the activation of a product, and the gradient of its result: read once,
+        two copies written. Weights are cast once a step (planner/uniform_price.py)."""
         assert self.linear_dtype is not None
         low = DTYPE_BYTES[self.linear_dtype]
 
@@ -153,13 +181,16 @@ class OperatorTime:
                 self.hardware.memory_s(count * (DTYPE_BYTES[spec.dtype] + 2 * low))
             )
 
-        return cast_s(0) + cast_s(1), cast_s(0, output=True)
+        return cast_s(0), cast_s(0, output=True)
 
     def _parts(self, call: Call, entries: Sequence[object]) -> int:
         """A cut operand is cut in as many parts as the work."""
         return call.parts if entries else 1
 
     def _floored(self, roofline_s: float) -> float:
+        if self.blocking:
+            waited_s = self.software.launch_floor_s.value * self.ranks_per_device
+            return waited_s + self.ranks_per_device * roofline_s / self.software.efficiency.value
         return self.software.operator_s(roofline_s, self.ranks_per_device)
 
 

@@ -57,6 +57,7 @@ class RunPricer:
             software or machine.software,
             run.training,
             run.linear_dtype,
+            run.stack.blocking,
         )
         return PricedRun(run, price_uniform(run.shape, run.plan, pricer, run.buffers))
 

@@ -115,13 +115,18 @@ def _shape(row: Row, stack: Stack) -> DecoderShape:
         tied=not gated,
         fused_loss=_compiles(row, stack) and _month(row) >= stack.compiles_loss_from,
         fused_gate=_compiles(row, stack),
+        composed=_is_eager(row),
     )
     return _tied_as_counted(row, shape)
 
 
 def _compiles(row: Row, stack: Stack) -> bool:
     """Whether the stack fuses what it can, unless the run was eager."""
-    return stack.fuses and "eager" not in row.text("other_settings").lower()
+    return stack.fuses and not _is_eager(row)
+
+
+def _is_eager(row: Row) -> bool:
+    return "eager" in row.text("other_settings").lower()
 
 
 def _month(row: Row) -> str:

@@ -35,6 +35,8 @@ class Stack:
     """Whose optimizer steps, where it makes buffers (planner/published_memory.py)."""
     learned_positions: bool = True
     bias: bool = True
+    blocking: bool = False
+    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)."""
     notes: tuple[str, ...] = ()
 
 
@@ -46,7 +48,10 @@ _OLD: Final = Stack(
     overlaps=False,
     optimizer="deepspeed",
 )
-_FORK: Final = replace(_OLD, software="megatron-deepspeed-bigscience")
+_FORK: Final = replace(_OLD, software="megatron-deepspeed-bigscience", blocking=True)
+"""On the A100: at 320 GPUs the runs always hung without CUDA_LAUNCH_BLOCKING=1
+(bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging
+on the large model"); rows of fewer GPUs do not say."""
 _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
     ("megatron-deepspeed, new", Stack("megatron-deepspeed", overlaps=False, optimizer="deepspeed")),
     ("megatron-deepspeed (bigscience", _FORK),
@@ -56,6 +61,7 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
         Stack("megatron-core", AttentionKernel.UNFUSED, dropout=True, overlaps=False),
     ),
     ("megatron-lm (jan 2024)", Stack("megatron-core")),
+    ("megatron-lm on hopper", Stack("megatron-core", AttentionKernel.FLASH_3, fuses=True)),
     (
         "megatron-lm",
         Stack(
@@ -100,6 +106,7 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
             AttentionKernel.FLASH_3,
             half_gradients=True,
             overlaps_tensor=True,
+            fuses=True,
             optimizer="megatron",
         ),
     ),
@@ -131,11 +138,16 @@ _OTHER: Final = Stack("torch-cuda", notes=("stack not known: torch-cuda's profil
 def stack_of(framework: str, gpu: str = "") -> Stack:
     """The stack that a framework's published name belongs to; the generic one with a note.
 
-    Megatron-LM on a GPU after the A100 is Megatron-Core.
+    Megatron-LM on a GPU after the A100 is Megatron-Core, unless it is dated with the attention
+    kernels of Transformer Engine for Hopper and a fused loss (NVIDIA/Megatron-LM,
+    examples/llama/train_llama3_8b_h100_fp8.sh).
     """
     name = framework.strip().lower()
-    if name.startswith("megatron-lm") and not re.search("a100|v100", gpu.lower()):
+    later = not re.search("a100|v100", gpu.lower())
+    if later and name.startswith("megatron-lm") and "2024" not in name:
+        name = "megatron-lm on hopper"
+    elif later and name.startswith("megatron-lm"):
         name = "megatron-lm (jan 2024)"
     if "bigscience" in name and "v100" in gpu.lower():
-        return replace(_FORK, software="megatron-deepspeed-v100")
+        return replace(_FORK, software="megatron-deepspeed-v100", blocking=False)
     return next((stack for start, stack in _STACKS if name.startswith(start)), _OTHER)

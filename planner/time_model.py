@@ -53,6 +53,8 @@ class Pricer:
     training: TrainingSpec
     linear_dtype: str | None = None
     """Of products with weights inside layers, where it is not the compute dtype (float8)."""
+    blocking: bool = False
+    """The host waits for every kernel."""
     _operators: OperatorTime = field(init=False)
     _calls: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _units: dict[int, tuple[UnitProgram, "Grouped"]] = field(default_factory=dict)
@@ -61,7 +63,11 @@ class Pricer:
 
     def __post_init__(self) -> None:
         self._operators = OperatorTime(
-            self.hardware, self.software, self.cluster.ranks_per_device, self.linear_dtype
+            self.hardware,
+            self.software,
+            self.cluster.ranks_per_device,
+            self.linear_dtype,
+            self.blocking,
         )
 
     def messages_s(self, messages: Messages, traffic: Traffic) -> float:

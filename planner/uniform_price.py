@@ -80,6 +80,8 @@ def price_uniform(
     counts = [weights.elements(part, plan) for part in _devices(layers, plan)]
     gradients_s = data.step_s(max(counts), ran.last_backward_s)
     optimizer_s = pricer.fused_optimizer_s(max(counts) / plan.shard_size)
+    if not data.sharded:
+        optimizer_s += max(data.casts_s(weights, part) for part in _devices(layers, plan))
     reserve = reserve_bytes(pricer.hardware, plan)
     rests = [data.rest_bytes(count) for count in counts]
     rests = [rest + data.copy_bytes(weights) for rest in rests]
@@ -249,7 +251,7 @@ class DataParallel:
     ) -> tuple[float, float]:
         """(forward, backward) seconds that the weights of a model part add to a micro-batch: their
         gradients are added to those of earlier ones, and ZeRO-3 gathers and reduces."""
-        forward = 0.0
+        forward = self.casts_s(weights, (part,)) if self.sharded else 0.0
         backward = self._accumulate_s(weights.elements((part,), self.plan))
         if not self.sharded or self.group is None:
             return forward, backward
@@ -264,6 +266,16 @@ class DataParallel:
             forward += count * self._shown(gather, cost.forward_s, self.group)
             backward += count * self._shown(gather + reduce, cost.backward_s, self.group)
         return forward, backward
+
+    def casts_s(self, weights: "_PartWeights", parts: Sequence[StageLayers]) -> float:
+        """Seconds to cast the weights of layers to the lower dtype of their products, as they stand
+        and transposed: once a step, under ZeRO-3 whenever they are gathered."""
+        low = self.pricer.linear_dtype
+        if low is None:
+            return 0.0
+        elements = sum(part.layers for part in parts) * weights.layer
+        moved = elements * (self.weight_size + 2 * DTYPE_BYTES[low])
+        return self.pricer.hardware.memory_s(moved)
 
     def _accumulate_s(self, elements: float) -> float:
         """A sum is read with what is added, and written; a single micro-batch has none."""

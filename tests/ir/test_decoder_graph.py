@@ -1,5 +1,7 @@
 """The decoder's graph against traced models, closed forms, and Korthikanti et al. 2022."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -116,3 +118,41 @@ def test_sizes_that_do_not_fit_are_refused(change, says):
     }  # fmt: skip
     with pytest.raises(InvalidValueError, match=says):
         DecoderShape(**{**sizes, **change})
+
+
+def moved_per_element(composed, name):
+    """Bytes that the operators of one norm or rotation move, for each element that they change."""
+    shape = replace(LLAMA, composed=composed, hidden=4096, heads=32, kv_heads=32, ffn=128)
+    graph, _ = decoder_graph(shape, "bfloat16")
+    sizes = {"B": 1, "S": 2048}
+    mine = [op for op in graph.operators if op.name == name or op.name.startswith(f"{name}_")]
+    return sum(evaluate(op.moved_bytes, sizes) for op in mine) / (2048 * 4096)
+
+
+def test_a_composed_norm_goes_over_its_rows_in_float32():
+    """In bytes: widen 2 + 4, square 4 + 4, mean 4, scale 4 + 4, weigh 4 + 4, round 4 + 2."""
+    assert moved_per_element(False, "norm1") == pytest.approx(4, rel=0.01)
+    assert moved_per_element(True, "norm1") == pytest.approx(40, rel=0.01)
+
+
+def test_composed_rotary_positions_are_widened_and_rounded():
+    """In bytes: widen 2 + 4, turn 4 + 4, round 4 + 2; the angles are those of one head of 32."""
+    fused, composed = (
+        sum(
+            evaluate(op.moved_bytes, {"B": 1, "S": 64})
+            for op in decoder_graph(replace(LLAMA, composed=made), "bfloat16")[0].operators
+            if op.name in ("q_wide", "q_turned", "q_rotated")
+        )
+        for made in (False, True)
+    )
+    values, angles = 64 * LLAMA.hidden, 64 * LLAMA.head_size
+    assert (fused, composed) == (4 * values + 2 * angles, 20 * values + 4 * angles)
+
+
+@pytest.mark.parametrize("shape", [LLAMA, GPT2])
+def test_composing_changes_no_product_and_no_parameter(shape):
+    graphs = [decoder_graph(replace(shape, composed=made), "bfloat16")[0] for made in (False, True)]
+    sizes = {"B": 2, "S": 64}
+    assert len({product_flops(graph, 0, None, sizes) for graph in graphs}) == 1
+    assert graphs[0].parameters == graphs[1].parameters
+    assert (graphs[0].operators == graphs[1].operators) == (shape is GPT2)

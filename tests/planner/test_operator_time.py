@@ -1,5 +1,7 @@
 """Operator prices on a GPU profile against formulas; launch floor, float8, attention's backward."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,9 +28,12 @@ def found(shape, name, tensor=1):
     raise AssertionError(name)
 
 
-def seconds(shape, name, sizes=SIZES, *, floor=False, tensor=1, linear_dtype=None, gpu="h100-sxm"):
+def seconds(
+    shape, name, sizes=SIZES, *, floor=False, tensor=1, linear_dtype=None, gpu="h100-sxm",
+    blocking=False,
+):  # fmt: skip
     one = pricer(8, gpu, floor=floor)
-    timed = OperatorTime(one.hardware, one.software, 1, linear_dtype)
+    timed = OperatorTime(one.hardware, one.software, 1, linear_dtype, blocking)
     return timed.seconds(*found(shape, name, tensor), sizes)
 
 
@@ -110,6 +115,46 @@ def test_no_call_is_under_the_launch_floor(name):
     assert floor <= forward < 3 * floor and backward >= floor
 
 
+@pytest.mark.parametrize("name", ["norm1", "act", "residual1"])
+@pytest.mark.parametrize("sizes", [SIZES, {"B": 1, "S": 1}])
+def test_a_host_that_waits_hides_no_launch(name, sizes):
+    """Roofline and launch one after the other, where otherwise the larger of the two counts."""
+    floor = pricer(8).software.launch_floor_s.value
+    bare = seconds(GPT, name, sizes)
+    waited = seconds(GPT, name, sizes, floor=True, blocking=True)
+    assert waited == tuple(pytest.approx(one + floor) for one in bare)
+    beside = seconds(GPT, name, sizes, floor=True)
+    assert all(late > early for late, early in zip(waited, beside, strict=True))
+
+
+@pytest.mark.parametrize("tensor", [1, 8])
+@pytest.mark.parametrize("heads", [96, 120, 64, 128])
+def test_batched_products_with_broken_rows_run_on_the_plain_cores(heads, tensor):
+    """Rows of one head in bytes: 14400 over 96 heads is 300, over 120 heads 240; 13824 over 64
+    heads is 432, over 128 heads 216."""
+    hidden = 14400 if heads in (96, 120) else 13824
+    shape, rows = korthikanti(hidden, heads), 2 * (hidden // heads)
+    hardware, sizes = pricer(8, "a100-sxm-80").hardware, {"B": 4, "S": 2048}
+    flops = 2 * sizes["B"] * sizes["S"] ** 2 * hidden / tensor
+    moved = 2 * sizes["B"] * sizes["S"] * (heads * sizes["S"] + 2 * hidden) / tensor
+    dtype = "float32" if rows % 16 else "bfloat16"
+    assert (rows % 16 == 0) == (heads in (120, 64))
+    each = (hardware.compute_s("matmul", dtype, flops) + hardware.memory_s(moved)) / share()
+    for name in ("scores", "attention"):
+        forward, backward = seconds(shape, name, sizes, tensor=tensor, gpu="a100-sxm-80")
+        assert forward == pytest.approx(each) and backward == pytest.approx(2 * each)
+
+
+def test_single_products_keep_their_tensor_cores():
+    """An output layer of 50257 rows, which no tile divides."""
+    hardware = pricer(8, "a100-sxm-80").hardware
+    flops = 2 * TOKENS * 1024 * 50257
+    moved = 2 * (TOKENS * (1024 + 50257) + 1024 * 50257)
+    forward, _ = seconds(replace(GPT, vocabulary=50257), "logits", gpu="a100-sxm-80")
+    compute = hardware.compute_s("matmul", "bfloat16", flops) * tile_rounds(TOKENS, 50257, 108)
+    assert forward == pytest.approx((compute + hardware.memory_s(moved)) / share())
+
+
 @pytest.mark.parametrize("name", ["qkv_heads", "rows", "targets"])
 def test_views_are_free_on_a_gpu(name):
     assert seconds(GPT, name, floor=True) == (0.0, 0.0)
@@ -132,8 +177,13 @@ def test_float8_is_faster_for_large_products_and_pays_for_its_casts():
     low = seconds(shape, "up", sizes, linear_dtype="float8_e4m3fn")
     assert low[0] < plain[0] and low[1] < plain[1]
     flops = 2 * sizes["B"] * sizes["S"] * 12288 * 4 * 12288
-    compute = pricer(8, "h100-sxm").hardware.compute_s("matmul", "float8_e4m3fn", flops)
-    assert low[0] > compute / share()
+    hardware, rows = pricer(8, "h100-sxm").hardware, sizes["B"] * sizes["S"]
+    compute = hardware.compute_s("matmul", "float8_e4m3fn", flops)
+    compute *= tile_rounds(rows, 4 * 12288, 132)
+    moved = 2 * (5 * rows * 12288 + 4 * 12288 * 12288 + 4 * 12288)
+    moved = hardware.memory_s(moved * 2 / 3)  # 1, 1 and 2 bytes in three products, not 2, 2 and 2
+    cast = hardware.memory_s(4 * rows * 12288)
+    assert low[0] == pytest.approx((compute + moved + cast) / share())
 
 
 def test_float8_is_for_products_with_weights_of_layers_alone():

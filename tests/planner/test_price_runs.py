@@ -3,6 +3,7 @@
 import csv
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -96,6 +97,19 @@ def test_a_row_moves_as_physics_says():
     assert faster.step_s < one.step_s and faster.rest_bytes == one.rest_bytes
     none = priced(recompute="none")
     assert none.step_s < one.step_s and none.kept_bytes > one.kept_bytes
+
+
+def test_what_is_not_fused_costs_time():
+    """Norms, rotary positions and gates of an eager run are several passes each; hosts that wait
+    for every kernel hide no launch."""
+    assert priced(other_settings="eager").step_s > priced(other_settings="torch.compile").step_s
+    cells = {"glu": "0", "precision": "fp16", "gpu": "A100-SXM-80GB"}
+    run = PRICER.price({**SMALL, **cells, "framework": "Megatron-DeepSpeed (BigScience fork)"}).run
+    waited, free = (
+        PRICER.price_run(replace(run, stack=replace(run.stack, blocking=blocking))).price
+        for blocking in (True, False)
+    )
+    assert run.stack.blocking and waited.step_s > free.step_s
 
 
 def test_a_slower_network_between_nodes_costs_time():

@@ -4,6 +4,8 @@ The vague words are those of published tables: BLOOM's and InternEvo's logs, vTr
 NVIDIA's recipes, MosaicML's llm-foundry, torchtitan, zero-bubble (ICLR 2024).
 """
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,8 +264,20 @@ def test_stacks_decide_what_rows_leave_out():
     assert old.shape.attention is AttentionKernel.UNFUSED and old.shape.dropout
     assert any("unfused" in note for note in old.notes)
     assert old.stack.software.startswith("megatron-deepspeed") and not old.plan.overlap_gradients
+    assert old.stack.blocking
+    fork = {"framework": "Megatron-DeepSpeed (BigScience fork)", "precision": "fp16", "glu": "0"}
+    assert not changed(**fork, gpu="V100-SXM2-32GB").stack.blocking
+    dated, later = (changed(framework=f"Megatron-LM{date}").stack for date in (" (Jan 2024)", ""))
+    assert dated.software == later.software == "megatron-core" and not dated.fuses and later.fuses
     assert changed(framework="nanotron v0.5").stack.software == "nanotron"
     assert any("stack" in note for note in changed(framework="my own loop").notes)
+
+
+def test_eager_runs_fuse_neither_norms_nor_gates():
+    compiled, eager = (changed(other_settings=text) for text in ("torch.compile", "eager"))
+    assert compiled.shape.fused_gate and not compiled.shape.composed
+    assert eager.shape == replace(compiled.shape, fused_gate=False, composed=True)
+    assert changed(other_settings="").shape == compiled.shape
 
 
 def test_data_degrees_may_be_counted_with_context_ranks():

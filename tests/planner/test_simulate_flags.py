@@ -24,7 +24,14 @@ def simulated(flags, length=512, count=6):
 
 @pytest.mark.parametrize(
     "flags",
-    ["pp=2", "pp=4", "tp=2 pp=2", "dp=4", "pp=2 vpp=2 schedule=interleaved_1f1b", "pp=2 schedule=gpipe"],
+    [
+        "pp=2",
+        "pp=4",
+        "tp=2 pp=2",
+        "dp=4",
+        "pp=2 vpp=2 schedule=interleaved_1f1b",
+        "pp=2 schedule=gpipe",
+    ],
 )
 def test_the_trace_ends_when_the_price_says(flags):
     other, ran = simulated(flags)

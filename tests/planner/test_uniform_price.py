@@ -255,3 +255,27 @@ def test_messages_between_pipeline_devices_are_a_rank_s_part_of_the_sequence(
     monkeypatch.setattr("shardwise.ir.hardware.HardwareProfile.collective_s", collective_s)
     price(f"{text} mbs=3")
     assert sent == {2 * 3 * 2048 * GPT.hidden // cut}
+
+
+@pytest.mark.parametrize(("text", "cut"), [("tp=1", 1), ("dp=4 zero=1", 1), ("tp=2 pp=2", 4)])
+@pytest.mark.parametrize("count", [1, 8])
+def test_weights_are_cast_to_float8_once_a_step(text, cut, count):
+    """Read in 2 bytes and written twice in 1, of the layers of the busiest device, however many
+    micro-batches there are."""
+    made = plan(text, micro_batches=count)
+    one = pricer(made.world_size, "h100-sxm")
+    low = replace(one, linear_dtype="float8_e4m3fn")
+    plain, cast = price_uniform(GPT, made, one), price_uniform(GPT, made, low)
+    elements = GPT.layers * GPT.layer_parameters / cut
+    expected = one.hardware.memory_s(4 * elements)
+    assert cast.optimizer_s - plain.optimizer_s == pytest.approx(expected)
+
+
+def test_gathered_weights_are_cast_every_time():
+    made = plan("dp=4 zero=3", micro_batches=1)
+    low = replace(pricer(4, "h100-sxm"), linear_dtype="float8_e4m3fn")
+    one, two = (price_uniform(GPT, replace(made, micro_batches=count), low) for count in (1, 2))
+    assert one.optimizer_s == price_uniform(GPT, made, pricer(4, "h100-sxm")).optimizer_s
+    casts = low.hardware.memory_s(4 * GPT.layers * GPT.layer_parameters)
+    assert two.pipeline_s - 2 * one.pipeline_s >= -1e-12
+    assert one.pipeline_s > casts
