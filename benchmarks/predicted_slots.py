@@ -233,7 +233,6 @@ def measured(
         again = (Recompute.NONE, Recompute.LAYER)[bucket]
         option = Option(kind.implementation, again, 1, kind.degree)
         figure = Figure.of(seconds or [1.0], quantile)
-        gathered = kind.table._gathered_bytes(kind.implementation)
         points.append(
             Point(
                 kind.implementation,
@@ -244,7 +243,7 @@ def measured(
                 kind.table.price(option, length).time_s,
                 figure.seconds,
                 figure.spread,
-                kind.table.activations.slot_bytes(option, length, gathered),
+                kind.table.slot_bytes(option, length),
                 int(session.largest(live)),
                 int(session.largest(vm)),
             )

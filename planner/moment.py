@@ -1,0 +1,75 @@
+"""Bytes per rank at a moment, as linear forms that are compared once for all sizes.
+
+A linear form maps monomials of the global sizes (B, B*S, ...) to how many bytes each counts. Cuts
+are even, since runs pad to that, so floors are left out. A moment that holds at least as much of
+each monomial as another is at least as large at every size: few are left to be evaluated.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import sympy
+
+Bytes = Mapping[sympy.Expr, float]
+"""A linear form; the constant stands at 1."""
+
+
+@lru_cache(maxsize=1 << 14)
+def form(size: sympy.Expr) -> Bytes:
+    """A size as a linear form of its monomials, without floors."""
+    even = size.replace(sympy.floor, lambda inner: inner) if size.has(sympy.floor) else size
+    return {key: float(count) for key, count in even.as_coefficients_dict().items()}
+
+
+class Sum(dict[sympy.Expr, float]):
+    """A linear form under way."""
+
+    def add(self, size: sympy.Expr, times: float = 1.0) -> "Sum":
+        """Add a size so many times; returns itself."""
+        for key, count in form(size).items():
+            self[key] = self.get(key, 0.0) + times * count
+        return self
+
+    def plus(self, other: Bytes) -> "Sum":
+        """A new sum of both."""
+        total = Sum(self)
+        for key, count in other.items():
+            total[key] = total.get(key, 0.0) + count
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One point of the walk."""
+
+    values: Bytes
+    """Beside what is kept of the model when the unit's forward has run."""
+    opened: frozenset[str] = frozenset()
+    """Uses whose short-lived copy is alive."""
+    gathering: str | None = None
+    """The use whose copy is being gathered."""
+    reducing: str | None = None
+    """The use whose gradient is being reduced."""
+
+    def covers(self, other: "Moment") -> bool:
+        """Whether this moment holds at least as much as another, at all sizes and schemes."""
+        return (
+            other.opened <= self.opened
+            and other.gathering in (None, self.gathering)
+            and other.reducing in (None, self.reducing)
+            and all(
+                self.values.get(key, 0.0) >= other.values.get(key, 0.0)
+                for key in {*self.values, *other.values}
+            )
+        )
+
+
+def largest(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+    """The moments that no other covers."""
+    found: list[Moment] = []
+    for moment in moments:
+        if not any(one.covers(moment) for one in found):
+            found = [one for one in found if not moment.covers(one)]
+            found.append(moment)
+    return tuple(found)
