@@ -61,10 +61,11 @@ class Phase:
 
     @property
     def transient(self) -> tuple[sympy.Expr, ...]:
-        """Bytes of the moments without what a parameter scheme adds."""
+        """Bytes of values at the moments, without gradients of weights, which published stacks
+        add straight to their accumulators."""
         return tuple(
-            sympy.Add(*(count * key for key, count in moment.values.items()))
-            for moment in self.moments
+            sympy.Add(*(count * key for key, count in one.values.items() if key != 1))
+            for one in self.moments
         )
 
 
