@@ -97,9 +97,8 @@ class SlotMemory:
 
 def slot_bytes(forms: Sequence[Bytes], sizes: Mapping[str, int]) -> int:
     """Bytes per rank that a slot adds to what rests: the largest of the forms."""
-    return round(
-        max(sum(count * number(key, sizes) for key, count in form.items()) for form in forms)
-    )
+    values = {key: number(key, sizes) for key in dict.fromkeys(key for one in forms for key in one)}
+    return round(max(sum(count * values[key] for key, count in one.items()) for one in forms))
 
 
 def total_bytes(terms: Terms, sizes: Mapping[str, int]) -> int:

@@ -54,22 +54,21 @@ class Moment:
 
     def covers(self, other: "Moment") -> bool:
         """Whether this moment holds at least as much as another, at all sizes and schemes."""
-        return (
-            other.opened <= self.opened
-            and other.gathering in (None, self.gathering)
-            and other.reducing in (None, self.reducing)
-            and all(
-                self.values.get(key, 0.0) >= other.values.get(key, 0.0)
-                for key in {*self.values, *other.values}
-            )
-        )
+        mine, its = self.values, other.values
+        if other.gathering not in (None, self.gathering) or not other.opened <= self.opened:
+            return False
+        if other.reducing not in (None, self.reducing):
+            return False
+        for key, count in its.items():
+            if mine.get(key, 0.0) < count:
+                return False
+        return all(count >= 0.0 or key in its for key, count in mine.items())
 
 
 def largest(moments: Iterable[Moment]) -> tuple[Moment, ...]:
-    """The moments that no other covers."""
+    """The moments that no other covers; those that hold much first, since they cover most."""
     found: list[Moment] = []
-    for moment in moments:
+    for moment in sorted(moments, key=lambda one: -sum(one.values.values())):
         if not any(one.covers(moment) for one in found):
-            found = [one for one in found if not moment.covers(one)]
             found.append(moment)
     return tuple(found)
