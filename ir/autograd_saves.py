@@ -20,15 +20,40 @@ from shardwise.ir.layout import Layout, Shard
 from shardwise.ir.lowering import lower
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.operator import Operator, Ref
-from shardwise.ir.program import Call, LocalProgram, Move, UnitProgram, Use, local_spec, made_by
+from shardwise.ir.program import (
+    Call,
+    LocalProgram,
+    Move,
+    Step,
+    UnitProgram,
+    Use,
+    local_spec,
+    made_by,
+)
 from shardwise.ir.redistribution import CollectiveStep, StepKind
 from shardwise.ir.saved_rules import saved_items
 from shardwise.ir.saved_tracker import Extra, Place, Saved, Tracker
 from shardwise.ir.tensor import TensorSpec
+from shardwise.ir.unit_programs import read_by
 
 _SAMPLE: Final = (1009, 2003, 3001, 4001)
 """Local sizes of the symbols at which strides are compared: products are equal there only if they
 always are. Times the ranks of the mesh they are global sizes that every cut divides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Which storages a step reads, writes and lets autograd keep, by name."""
+
+    step: Step
+    reads: tuple[str, ...]
+    """Of each operand; a use reads none."""
+    writes: tuple[str, ...]
+    """Of each result: a view's is that of its base."""
+    saved: tuple[str, ...]
+    """Kept for the backward; a parameter's compute copy goes by the name of its use."""
+    extra: sympy.Expr
+    """Bytes of tensors made only to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +72,9 @@ class UnitSaves:
     """Uses whose compute copy is saved, in the order of saving."""
     last: int
     """Index of the last step that a recomputation runs to its end; -1 if none."""
+    steps: tuple[Followed, ...]
+    storages: Mapping[str, sympy.Expr]
+    """Bytes of every storage that the steps name."""
 
 
 class SavesTable:
@@ -114,11 +142,13 @@ class _Follower:
         self.saved: dict[str, sympy.Expr] = {}
         self.opened: dict[str, Use] = {}
         self.extra: sympy.Expr = sympy.S.Zero
+        self.steps: list[Followed] = []
 
     def run(self) -> UnitSaves:
         """What is saved."""
         last = -1
         for index, step in enumerate(self.unit.steps):
+            items: list[Saved] = []
             if isinstance(step, Use):
                 self.uses[step.name] = step
                 self._add(step.name, step.spec, step.layout.forward)
@@ -128,6 +158,7 @@ class _Follower:
                 items = self._call(step)
                 if items:
                     last = index if _has_run(step, items) else index - 1
+            self._note(step, items)
         places = self.tracker.places
         roots = {
             name: places[Ref(name)].storage if Ref(name) in places else name
@@ -142,6 +173,22 @@ class _Follower:
             {name: nbytes(self.tracker.specs[Ref(name)]) for name in self.unit.reads},
             tuple(self.opened.values()),
             last,
+            tuple(self.steps),
+            dict(self.tracker.storages),
+        )
+
+    def _note(self, step: Step, items: Sequence[Saved]) -> None:
+        """Note the storages of a step that has been followed."""
+        places = self.tracker.places
+        extra = (nbytes(item.spec) for item in items if isinstance(item, Extra))
+        self.steps.append(
+            Followed(
+                step,
+                tuple(places[Ref(name)].storage for name in read_by(step)),
+                tuple(places[Ref(name)].storage for name in made_by(step)),
+                tuple(places[item].storage for item in items if not isinstance(item, Extra)),
+                sympy.Add(*extra),
+            )
         )
 
     def _add(self, name: str, spec: TensorSpec, layout: Layout) -> None:

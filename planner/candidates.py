@@ -21,7 +21,8 @@ from shardwise.ir.traced_model import TracedModel
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner import menu
 from shardwise.planner.kinds import Kinds, parameter_kinds
-from shardwise.planner.memory_model import SlotMemory, gathered_bytes, rest_memory, slot_memory
+from shardwise.planner.memory_model import SlotMemory, rest_memory, slot_bytes, slot_memory
+from shardwise.planner.moment import Bytes
 from shardwise.planner.scheme import Scheme, choices, scheme_rest, tensor_dims
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.traffic import Traffic, at_rest
@@ -141,7 +142,6 @@ class ActivationTable:
         self._times: dict[tuple[str, int, int, int, bool], float] = {}
         self._memory: dict[tuple[str, bool], SlotMemory] = {}
         self._traffics: dict[str, Traffic] = {}
-        self._slots: dict[tuple[str, bool, int, int, tuple[int, ...]], int] = {}
         self._rests: dict[str, tuple[Rest, ...]] = {}
 
     def rests(self, scheme: Scheme) -> tuple[Rest, ...]:
@@ -179,17 +179,8 @@ class ActivationTable:
             self._traffics[implementation] = Traffic(program, {}, self.training)
         return self._traffics[implementation]
 
-    def slot_bytes(self, option: Option, length: int, gathered: tuple[int, ...]) -> int:
-        """Bytes that a full slot adds to what rests; `gathered` for each kind of unit."""
-        again = option.recompute is Recompute.LAYER
-        key = (option.implementation, again, option.documents_per_slot, length, gathered)
-        if key not in self._slots:
-            sizes = {"B": option.documents_per_slot, "S": length}
-            memory = self._slot_memory(option.implementation, again)
-            self._slots[key] = memory.slot_bytes(sizes, gathered)
-        return self._slots[key]
-
-    def _slot_memory(self, implementation: str, again: bool) -> SlotMemory:
+    def slot_memory(self, implementation: str, again: bool) -> SlotMemory:
+        """What a slot holds, layers recomputed (`again`) or not."""
         key = (implementation, again)
         if key not in self._memory:
             programs = self.programs
@@ -236,7 +227,7 @@ class SchemeTable:
         self.reserve_bytes = reserve_bytes
         self.fixed_s = pricer.step_fixed_s(list(self.traffics.values()))
         self._weights: dict[tuple[str, bool], float] = {}
-        self._gathered: dict[str, tuple[int, ...]] = {}
+        self._forms: dict[tuple[str, bool], tuple[Bytes, ...]] = {}
 
     def choices(self) -> tuple[ParameterChoice, ...]:
         """The choice of every parameter, as a plan states it."""
@@ -246,8 +237,7 @@ class SchemeTable:
     def price(self, option: Option, length: int) -> SlotPrice:
         """Time and peak of a full slot padded to `length`."""
         time_s = self.activations.time_s(option, length) + self._weights_s(option)
-        gathered = self._gathered_bytes(option.implementation)
-        slot = self.activations.slot_bytes(option, length, gathered)
+        slot = self.slot_bytes(option, length)
         peak = max(self.rest.in_slot + slot, self.rest.at_step_end) + self.reserve_bytes
         return SlotPrice(time_s, peak)
 
@@ -268,14 +258,13 @@ class SchemeTable:
             )
         return self._weights[key]
 
-    def _gathered_bytes(self, implementation: str) -> tuple[int, ...]:
-        if implementation not in self._gathered:
-            traffic = self.traffics[implementation]
-            self._gathered[implementation] = tuple(
-                gathered_bytes(traffic.program.units[index], traffic)
-                for index, _ in self.activations.programs.groups[implementation]
-            )
-        return self._gathered[implementation]
+    def slot_bytes(self, option: Option, length: int) -> int:
+        """Bytes per rank that a full slot padded to `length` adds to what rests."""
+        key = (option.implementation, option.recompute is Recompute.LAYER)
+        if key not in self._forms:
+            memory = self.activations.slot_memory(*key)
+            self._forms[key] = memory.under(self.traffics[option.implementation])
+        return slot_bytes(self._forms[key], {"B": option.documents_per_slot, "S": length})
 
 
 def options(mesh: Mesh, implementations: Sequence[str]) -> tuple[Option, ...]:

@@ -1,13 +1,13 @@
 """Peak bytes of one rank while a slot runs, and at the end of a step.
 
-    peak = max(rest + kept + opened + transient, rest at the end of the step) + reserve
+    peak = max(rest + kept + moment, rest at the end of the step) + reserve
 
     rest        masters, optimizer state, accumulators, copies that live for a step
     kept        what autograd keeps of every unit (ir/autograd_saves.py); of a recomputed unit its
                 inputs. A storage counts once however many operators and units keep it
-    opened      all that a recomputed unit keeps, while its backward runs
-    transient   operands and results of the largest call of a unit (its gradients, in the
-                backward), the unit's gathered copies, and its largest gradient before it is reduced
+    moment      what else is alive at a point of a unit's forward, recomputation or backward
+                (planner/memory_walk.py), with short-lived copies of parameters and what the
+                reduction of a gradient takes
     reserve     context and process groups, from the hardware profile
 
 The backward frees what it has used, so the sum is taken at each kind of unit (`Phase`) and the
@@ -24,28 +24,49 @@ import sympy
 from shardwise.ir.autograd_saves import UnitSaves
 from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.flops import nbytes
+from shardwise.ir.layout import Layout
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.parameter_choice import Lifetime
-from shardwise.ir.program import Call, Move, UnitProgram, Use, local_spec
+from shardwise.ir.program import (
+    Call,
+    LocalProgram,
+    Move,
+    UnitProgram,
+    Use,
+    local_spec,
+    made_by,
+)
+from shardwise.ir.tensor import TensorSpec
+from shardwise.ir.unit_programs import read_by
+from shardwise.planner.memory_walk import UnitWalk, route
+from shardwise.planner.moment import Bytes, Moment, Sum, largest
 from shardwise.planner.sizes import local_bytes, number
 from shardwise.planner.traffic import Traffic
 
-_TWO_GRADIENTS = "aten.cross_entropy_loss.default"
-"""Its backward holds the gradients of log-probabilities and of scores at once."""
 Terms = tuple[tuple[sympy.Expr, int], ...]
 """Bytes per rank as expressions of the global sizes, and how often each counts."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The backward of the last unit of one kind: what later units kept is free by then."""
+    """Both passes of the last unit of one kind: what later units kept is not made yet, or free."""
 
     kept: Terms
     """Of this unit and those before it."""
-    opened: sympy.Expr
-    """What a recomputed unit makes again; 0 otherwise."""
-    transient: tuple[sympy.Expr, ...]
-    """Its calls' operands and results, and its moves' results."""
+    inputs: sympy.Expr
+    """Of the program, as far as they are not among what is kept: the caller holds them."""
+    moments: tuple[Moment, ...]
+    """The largest of the unit, beside what is kept."""
+    uses: tuple[Use, ...]
+
+    @property
+    def transient(self) -> tuple[sympy.Expr, ...]:
+        """Bytes of values at the moments, without gradients of weights, which published stacks
+        add straight to their accumulators."""
+        return tuple(
+            sympy.Add(*(count * key for key, count in one.values.items() if key != 1))
+            for one in self.moments
+        )
 
 
 @dataclass(frozen=True)
@@ -59,15 +80,25 @@ class SlotMemory:
         """Bytes per rank that autograd keeps between forward and backward."""
         return max(total_bytes(phase.kept, sizes) for phase in self.phases)
 
-    def slot_bytes(self, sizes: Mapping[str, int], gathered: Sequence[int]) -> int:
-        """Bytes per rank that a slot adds to what rests; `gathered` of each kind of unit."""
-        return max(
-            total_bytes(phase.kept, sizes)
-            + int(number(phase.opened, sizes))
-            + int(max((number(size, sizes) for size in phase.transient), default=0))
-            + copies
-            for phase, copies in zip(self.phases, gathered, strict=True)
-        )
+    def under(self, traffic: Traffic) -> tuple[Bytes, ...]:
+        """Linear forms, one of which is the most that a slot adds to what rests, under the
+        parameter scheme of `traffic`."""
+        found = []
+        for phase in self.phases:
+            costs = {use.name: use_bytes(use, traffic) for use in phase.uses}
+            kept = Sum().add(phase.inputs)
+            for size, count in phase.kept:
+                kept.add(size, count)
+            for moment in phase.moments:
+                total = kept.plus(moment.values).add(sympy.Integer(added_bytes(moment, costs)))
+                found.append(Moment(total))
+        return tuple(moment.values for moment in largest(found))
+
+
+def slot_bytes(forms: Sequence[Bytes], sizes: Mapping[str, int]) -> int:
+    """Bytes per rank that a slot adds to what rests: the largest of the forms."""
+    values = {key: number(key, sizes) for key in dict.fromkeys(key for one in forms for key in one)}
+    return round(max(sum(count * values[key] for key, count in one.items()) for one in forms))
 
 
 def total_bytes(terms: Terms, sizes: Mapping[str, int]) -> int:
@@ -83,20 +114,47 @@ def slot_memory(traffic: Traffic, like: Sequence[int], again: Sequence[bool]) ->
     program = traffic.program
     saves = {index: traffic.unit_saves(program.units[index]) for index in set(like)}
     shared = _Shared(saves)
+    made = {name for step in program.steps() for name in made_by(step)}
+    inputs = _input_bytes(program)
     own: Counter[sympy.Expr] = Counter()
     last = {first: index for index, first in enumerate(like)}
     phases: dict[int, Phase] = {}
     for index, first in enumerate(like):
-        shared.add(program.units[index], first, program.units[first], again=again[index])
+        unit, model = program.units[index], program.units[first]
+        shared.add(unit, first, model, again=again[index])
         if not again[index]:
             own[saves[first].own] += 1
         if last[first] == index:
+            counted = frozenset(
+                name
+                for name, actual in zip(model.reads, unit.reads, strict=True)
+                if actual in inputs or actual not in made or shared.keeps(actual)
+            )
+            walk = UnitWalk(model, saves[first], traffic.mesh, traffic.gradients, counted)
+            other = [size for name, size in inputs.items() if not shared.keeps(name)]
             phases[first] = Phase(
                 tuple((own + Counter(shared.kept.values())).items()),
-                _opened(saves[first]) if again[index] else sympy.S.Zero,
-                _transient(program.units[first], traffic.mesh),
+                sympy.Add(*other),
+                walk.run(again=again[index]),
+                tuple(step for step in model.steps if isinstance(step, Use)),
             )
     return SlotMemory(tuple(phases[first] for first in dict.fromkeys(like)))
+
+
+def _input_bytes(program: LocalProgram) -> dict[str, sympy.Expr]:
+    """Inputs that a unit reads -> bytes per rank."""
+    layouts = dict(program.inputs)
+    specs: dict[str, TensorSpec] = {}
+    for step in program.steps():
+        if isinstance(step, Move):
+            specs.setdefault(step.value, step.spec)
+        elif isinstance(step, Call):
+            specs |= dict(zip(read_by(step), step.operand_specs, strict=True))
+    return {
+        name: nbytes(local_spec(specs[name], layout.forward, program.mesh))
+        for name, layout in layouts.items()
+        if name in specs
+    }
 
 
 class _Shared:
@@ -120,44 +178,58 @@ class _Shared:
             root, whole = self._roots.get(known, (known, size))
             self.kept[root] = whole
 
-
-def _opened(saves: UnitSaves) -> sympy.Expr:
-    """What the backward of a recomputed unit holds beyond its inputs."""
-    inputs = set(saves.inputs)
-    return sympy.Add(
-        saves.own, *(size for name, size in saves.shared.items() if name not in inputs)
-    )
+    def keeps(self, name: str) -> bool:
+        """Whether the storage of a value that crosses units is kept by the units so far."""
+        return self._roots.get(name, (name, sympy.S.Zero))[0] in self.kept
 
 
-def _transient(unit: UnitProgram, mesh: Mesh) -> tuple[sympy.Expr, ...]:
-    """Operands and results of each call, result of each move; each size once."""
-    found: dict[sympy.Expr, None] = {}
-    for step in unit.steps:
-        if isinstance(step, Move):
-            found[nbytes(local_spec(step.spec, step.target.forward, mesh))] = None
-        elif isinstance(step, Call):
-            specs = (*step.operand_specs, *step.operator.outputs)
-            layouts = (*step.reads, *step.writes)
-            sizes = (
-                nbytes(local_spec(spec, layout.forward, mesh))
-                for spec, layout in zip(specs, layouts, strict=True)
-            )
-            twice = step.operator.kind == _TWO_GRADIENTS and step.library is None
-            found[sympy.Add(*sizes) * (2 if twice else 1)] = None
-    return tuple(found)
+def added_bytes(moment: Moment, costs: Mapping[str, "UseBytes"]) -> int:
+    """Bytes per rank that a parameter scheme adds to a moment."""
+    total = sum(costs[name].copy for name in moment.opened)
+    if moment.gathering is not None:
+        total += costs[moment.gathering].gathering
+    if moment.reducing is not None:
+        total += costs[moment.reducing].reducing
+    return total
 
 
-def gathered_bytes(unit: UnitProgram, traffic: Traffic) -> int:
-    """Bytes per rank of the short-lived copies of one unit, all alive at once, and of the largest
-    gradient before it is reduced."""
-    uses = [step for step in unit.steps if isinstance(step, Use)]
-    sizes = [local_bytes(use.spec, use.layout.forward, traffic.mesh, {}) for use in uses]
-    copies = sum(
-        size
-        for use, size in zip(uses, sizes, strict=True)
-        if traffic.parameters[use.parameter].rest.lifetime is Lifetime.USE
-    )
-    return copies + max(sizes, default=0)
+@dataclass(frozen=True, slots=True)
+class UseBytes:
+    """Bytes per rank that the use of a parameter needs under a scheme."""
+
+    copy: int
+    """The compute copy, where it is made for this use; 0 where it lies in what rests."""
+    gathering: int
+    """While the copy is made, itself included."""
+    reducing: int
+    """While the gradient is reduced, beside the gradient."""
+
+
+def use_bytes(use: Use, traffic: Traffic) -> UseBytes:
+    """As runtime/parameters.py makes copies and reduces gradients."""
+    one = traffic.parameters[use.parameter]
+    training, mesh, spec = traffic.training, traffic.mesh, use.spec
+    lives = one.rest.lifetime is Lifetime.USE
+    source = one.rest.master if lives else one.copy
+    first = 0
+    if lives and spec.dtype != training.master_dtype:
+        first = _local_bytes(spec, source, mesh)
+    held, own = route(spec, source, use.layout.forward, mesh)
+    gathering = first + max(map(int, held), default=0)
+    reduced = TensorSpec(spec.shape, training.reduce_dtype)
+    cast = 0
+    if spec.dtype != training.reduce_dtype:
+        cast = _local_bytes(reduced, use.layout.gradient, mesh)
+    steps, result = route(reduced, use.layout.gradient, one.stored, mesh)
+    end = cast + int(result)
+    if training.accumulate_dtype != training.reduce_dtype:
+        end += _local_bytes(TensorSpec(spec.shape, training.accumulate_dtype), one.stored, mesh)
+    reducing = max(end, cast + max(map(int, steps), default=0))
+    return UseBytes(int(own) or first, gathering, reducing)
+
+
+def _local_bytes(spec: TensorSpec, layout: Layout, mesh: Mesh) -> int:
+    return local_bytes(spec, layout, mesh, {})
 
 
 @dataclass(frozen=True, slots=True)

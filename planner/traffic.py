@@ -127,8 +127,10 @@ class Traffic:
         """Messages of parameters; they depend on no size. Step-long copies are not among them."""
         total: Messages = Counter()
         uses = [step for step in unit.steps if isinstance(step, Use)]
-        again = uses if recompute else self.unit_saves(unit).opened
+        again = self.recomputed(unit) if recompute else self.unit_saves(unit).opened
         for use in (*uses, *again):
+            if not isinstance(use, Use):
+                continue
             if self.parameters[use.parameter].rest.lifetime is Lifetime.USE:
                 one = self.parameters[use.parameter]
                 total.update(self._route(one.rest.master, use.layout.forward, use.spec))
@@ -180,17 +182,19 @@ class Traffic:
         assert self.saves is not None
         return self.saves.of(unit)
 
+    @property
+    def gradients(self) -> frozenset[str]:
+        """Values of the program that have a gradient."""
+        assert self.saves is not None
+        return self.saves.gradients
+
     def needs(self, call: Call) -> tuple[bool, ...]:
         """Which operands of a call need a gradient."""
-        assert self.saves is not None
-        return tuple(ref.name in self.saves.gradients for ref in call.operator.refs())
+        return tuple(ref.name in self.gradients for ref in call.operator.refs())
 
     def recomputed(self, unit: UnitProgram) -> tuple[Step, ...]:
-        """The steps that a recomputed unit runs again: all uses, then up to the last that saves."""
-        last = self.unit_saves(unit).last
-        return tuple(
-            step for i, step in enumerate(unit.steps) if i <= last or isinstance(step, Use)
-        )
+        """The steps that a recomputed unit runs again: up to the last that saves."""
+        return unit.steps[: self.unit_saves(unit).last + 1]
 
     def _value(
         self, move: Move, sizes: Mapping[str, int], source: Layout, target: Layout

@@ -1,9 +1,12 @@
 """Emit the steps of a unit as a torch.fx GraphModule of local operators.
 
-Placeholders: the sizes (B, S, ...: global), then the values that the unit reads, then its compute
-copies of parameters. A `Call` becomes its aten operator (or a library module), a `Move` a module
-with its own autograd redistribution. Size arguments are computed from the global sizes, so one
-emitted program runs at every length of its bucket.
+Placeholders: the sizes (B, S, ...: global), then the values that the unit reads, then, for each use
+of a parameter, a function that makes its compute copy. It is called right before the first step
+that reads the copy: the copy lives no longer than it is read, and autograd, which runs what was
+recorded last first, hands on its gradient as soon as that is made. A `Call` becomes its aten
+operator (or a library module), a `Move` a module with its own autograd redistribution. Size
+arguments are computed from the global sizes, so one emitted program runs at every length of its
+bucket.
 """
 
 import builtins
@@ -159,6 +162,12 @@ class _Emitter:
                 operator.getitem, (node, index)
             )
 
+    def use(self, step: Use) -> None:
+        make = self.nodes[step.name]
+        self.nodes[step.name] = self.graph.create_node(
+            "call_function", operator.call, (make,), {}, name=self.fresh(f"{step.name}_copy")
+        )
+
     def move(self, step: Move) -> None:
         sizes = tuple(self.nodes[f"size {name}"] for name in self.size_names)
         self.nodes[step.name] = self._module(
@@ -189,6 +198,8 @@ def emit_unit(
             emitter.call(step)
         elif isinstance(step, Move):
             emitter.move(step)
+        else:
+            emitter.use(step)
     emitter.graph.output(tuple(emitter.nodes[name] for name in unit.writes))
     module = fx.GraphModule(
         emitter.root, emitter.graph, class_name=f"Unit_{_identifier(unit.name)}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import lcm
 
 import torch
@@ -81,7 +82,7 @@ class Executor:
         def forward(
             *tensors: torch.Tensor, regather: Regather | None = None
         ) -> Sequence[torch.Tensor]:
-            copies = [self.store.use(use, regather) for use in unit.uses]
+            copies = [partial(self.store.use, use, regather) for use in unit.uses]
             results: Sequence[torch.Tensor] = unit.module(*ints, *tensors, *copies)
             return results
 
@@ -94,9 +95,7 @@ class Executor:
             return forward(*reads)
         regather = Regather(self.store.compute_copy)
         with regather.saving():
-            results = forward(*reads, regather=regather)
-        regather.forward_done()
-        return results
+            return forward(*reads, regather=regather)
 
     def _sizes(self, program: BucketProgram, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Global sizes: the batch symbol counts the documents of all replicas."""

@@ -59,11 +59,11 @@ class _ClassParallelCrossEntropy(torch.autograd.Function):
         classes = logits.shape[1]
         largest = communicator.all_reduce(logits.amax(1).contiguous(), group, op="max")
         shifted = logits - largest.unsqueeze(1)
-        exponentials = shifted.exp()
         valid = target != ignore_index
         local = target - place * classes
         here = valid & (local >= 0) & (local < classes)
         picked = shifted.gather(1, local.masked_fill(~here, 0).unsqueeze(1)).squeeze(1)
+        exponentials = shifted.exp_()
         sums = torch.stack([exponentials.sum(1), picked.masked_fill(~here, 0)])
         total, chosen = communicator.all_reduce(sums, group)
         ctx.save_for_backward(exponentials, total, local, here, valid)
@@ -76,7 +76,7 @@ class _ClassParallelCrossEntropy(torch.autograd.Function):
         gradient = exponentials / total.unsqueeze(1)
         rows = here.nonzero(as_tuple=True)[0]
         gradient[rows, local[rows]] -= 1
-        gradient = gradient.masked_fill(~valid.unsqueeze(1), 0) * gradients[0]
+        gradient.masked_fill_(~valid.unsqueeze(1), 0).mul_(gradients[0])
         return gradient, None, None, None, None, None
 
 

@@ -209,6 +209,8 @@ def _join(
     """The inverse of `_split`: a tensor of shape `full` from the pieces of nested cuts."""
     if not cuts:
         return pieces[0]
+    if all(_is_plain(one) and one.dim == cuts[0][0].dim for one, _ in cuts):
+        return torch.cat(list(pieces), cuts[0][0].dim)
     (cut, ranks), rest = cuts[0], cuts[1:]
     each = len(pieces) // ranks
     parts = [
@@ -219,12 +221,17 @@ def _join(
         )
         for i in range(ranks)
     ]
-    if isinstance(cut, Shard) and cut.outer == 1 and not cut.sections:
+    if _is_plain(cut):
         return torch.cat(parts, cut.dim)
     result = parts[0].new_empty(full)
     for place, part in enumerate(parts):
         _place(result, part, cut, ranks, place)
     return result
+
+
+def _is_plain(cut: _Cut) -> bool:
+    """Whether the pieces of a cut, one after the other, are the whole."""
+    return isinstance(cut, Shard) and cut.outer == 1 and not cut.sections
 
 
 def _place(whole: torch.Tensor, part: torch.Tensor, cut: _Cut, ranks: int, place: int) -> None:
@@ -237,13 +244,13 @@ def _place(whole: torch.Tensor, part: torch.Tensor, cut: _Cut, ranks: int, place
 
 def _pack(pieces: Sequence[torch.Tensor], largest: int) -> torch.Tensor:
     """[pieces, largest]: each piece flat, padded with zeros at the end."""
-    if all(piece.numel() == largest for piece in pieces):
-        if len(pieces) == 1:
-            return pieces[0].contiguous().reshape(1, largest)
-        return torch.stack([piece.reshape(largest) for piece in pieces])
-    packed = pieces[0].new_zeros(len(pieces), largest)
+    if len(pieces) == 1 and pieces[0].numel() == largest:
+        return pieces[0].contiguous().reshape(1, largest)
+    is_full = all(piece.numel() == largest for piece in pieces)
+    make = pieces[0].new_empty if is_full else pieces[0].new_zeros
+    packed = make(len(pieces), largest)
     for row, piece in zip(packed, pieces, strict=True):
-        row[: piece.numel()] = piece.reshape(-1)
+        row[: piece.numel()].view(piece.shape).copy_(piece)
     return packed
 
 

@@ -8,6 +8,7 @@ dropped when the parameter's gradient has been accumulated. Recomputed units do 
 their forward, gathers included, runs again.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,8 +37,10 @@ class Regather:
     _again: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def watch(self, use: Use, copy: torch.Tensor) -> None:
-        """From now on a saved tensor that lies in `copy` is gathered again instead of kept."""
-        self._places[copy.untyped_storage().data_ptr()] = use
+        """While `copy` lives, a saved tensor that lies in it is gathered again instead of kept."""
+        storage = copy.untyped_storage()
+        self._places[storage.data_ptr()] = use
+        weakref.finalize(storage, self._places.pop, storage.data_ptr(), None)
 
     def drop(self, use: Use) -> None:
         """The gradient of `use` has been accumulated: its copy is not needed again."""
@@ -46,10 +49,6 @@ class Regather:
     def saving(self) -> torch.autograd.graph.saved_tensors_hooks:
         """Context in which the unit's forward runs."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-
-    def forward_done(self) -> None:
-        """The copies are freed now; their addresses may be used again by other tensors."""
-        self._places.clear()
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Note:
         use = self._places.get(tensor.untyped_storage().data_ptr())

@@ -77,6 +77,7 @@ class ThreadWorld:
             meeting = self._rounds[group]
             meeting.readers_left -= 1
             if meeting.readers_left == 0:
+                meeting.tensors.clear()
                 del self._rounds[group]
                 self._changed.notify_all()
             self._changed.wait_for(lambda: meeting.readers_left == 0 or self._broken)
@@ -155,6 +156,7 @@ class ThreadCommunicator(Communicator):
     def _execute(self, call: CollectiveCall, x: torch.Tensor) -> torch.Tensor:
         tensors = self._world.meet(self.rank, call.group, str(call), x)
         result = _combine(call, tensors, call.group.index(self.rank))
+        del tensors  # before the others go on: a rank holds no tensor of another for longer
         self._world.part(call.group)
         return result
 

@@ -1,5 +1,6 @@
 """Weights that live for a use: freed after forward, gathered again once, dropped when done."""
 
+import ctypes
 import gc
 import weakref
 
@@ -49,7 +50,6 @@ def run(function, gathers):
 
     with regather.saving():
         loss = forward().sum()
-    regather.forward_done()
     return loss, x, regather
 
 
@@ -84,11 +84,16 @@ def test_other_tensors_are_saved_as_they_are():
     assert torch.allclose(x.grad, 2 * x.detach() * x.detach().square().exp())
 
 
-def test_addresses_are_forgotten_after_forward():
+def test_the_address_of_a_copy_is_forgotten_with_the_copy():
     """A new tensor where a freed copy lay must not be taken for it."""
     regather = Regather(lambda use: WEIGHTS[use.parameter])
-    tensor = torch.ones(3, 4)
-    regather.watch(USE, tensor)
-    assert not isinstance(regather._pack(tensor), torch.Tensor)
-    regather.forward_done()
-    assert regather._pack(tensor) is tensor
+    memory = (ctypes.c_float * 12)()
+    copy = torch.frombuffer(memory, dtype=torch.float32)
+    view = copy.view(3, 4).t()
+    regather.watch(USE, copy)
+    assert not isinstance(regather._pack(view), torch.Tensor)
+    del copy
+    assert not isinstance(regather._pack(view), torch.Tensor)  # a view keeps it alive
+    del view
+    other = torch.frombuffer(memory, dtype=torch.float32)
+    assert regather._pack(other) is other
