@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -50,20 +51,34 @@ class Point:
     recompute: str
     length: int
     documents: int
-    predicted_s: float
+    compute_s: float
+    """Predicted, as the profile says."""
+    messages_s: float
+    """Predicted."""
+    pace: float
+    """How long the same work took beside the slots, over how long it took in the profile."""
     measured_s: float
-    """At the pace that the core had in the profile."""
-    clock_s: float
-    """The same by the clock alone."""
     spread: float
-    predicted_end_s: float
-    """Of what a step does beside its slots: step-long copies, waiting reductions, the optimizer."""
+    end_compute_s: float
+    """Of what a step does beside its slots: the optimizer."""
+    end_messages_s: float
+    """The same: step-long copies and the reductions that waited."""
     measured_end_s: float
     predicted_live: int
     """Bytes that a slot adds to what rests, at its peak."""
     measured_live: int
     measured_vm: int
     """VmHWM over VmRSS before the slot."""
+
+    @property
+    def predicted_s(self) -> float:
+        """Of the slot, computing at the pace of the moment."""
+        return self.compute_s * self.pace + self.messages_s
+
+    @property
+    def predicted_end_s(self) -> float:
+        """Of the step's end, computing at the pace of the moment."""
+        return self.end_compute_s * self.pace + self.end_messages_s
 
     @property
     def predicted_step_s(self) -> float:
@@ -228,7 +243,6 @@ def run(
                 {
                     "shared": shared,
                     "world": cluster.world_size,
-                    "pace": session.yardstick.usual_s / pace_s if pace_s else 1.0,
                     "points": list(map(asdict, points)),
                 }
             )
@@ -247,7 +261,7 @@ def measured(
     what the yardstick took while the machine was profiled; 0 where that is not known."""
     cases = [(kind, bucket) for kind in kinds for bucket in (0, 1)]
     times: list[list[float]] = [[] for _ in cases]
-    clock: list[list[float]] = [[] for _ in cases]
+    paces: list[list[float]] = [[] for _ in cases]
     ends: list[list[float]] = [[] for _ in cases]
     memory: list[tuple[int, int]] = []
     for turn in range(rounds + 2 if rounds else 1):
@@ -256,41 +270,64 @@ def measured(
             batch = {"input_ids": ids, "labels": ids}
             if turn == 0:
                 memory.append((1, 1) if rounds else slot_memory(kind, bucket, batch))
-            pace = session.largest(session.yardstick.take())
-            pace = pace_s / pace if pace_s else 1.0
+            yard_s = session.largest(session.yardstick.take())
             end_s = timed(session, kind.program.prepare)
             slot_s = timed(session, partial(kind.program.run_slot, bucket, batch))
             end_s += timed(session, partial(finish, kind))
             if turn > 1:
-                clock[index].append(slot_s)
-                times[index].append(slot_s * pace)
-                ends[index].append(end_s * pace)
+                paces[index].append(yard_s / pace_s if pace_s else 1.0)
+                times[index].append(slot_s)
+                ends[index].append(end_s)
     points = []
-    for (kind, bucket), seconds, raw, after, (live, vm) in zip(
-        cases, times, clock, ends, memory, strict=True
+    for (kind, bucket), seconds, pace, after, (live, vm) in zip(
+        cases, times, paces, ends, memory, strict=True
     ):
         again = (Recompute.NONE, Recompute.LAYER)[bucket]
         option = Option(kind.implementation, again, 1, kind.degree)
         figure = Figure.of(seconds or [1.0], quantile)
+        messages_s, end_s = messages(kind, option, length)
         points.append(
             Point(
-                kind.implementation,
-                kind.table.scheme.name,
-                str(again),
-                length,
-                kind.degree,
-                kind.table.price(option, length).time_s,
-                figure.seconds,
-                Figure.of(raw or [1.0], quantile).seconds,
-                figure.spread,
-                kind.table.fixed_s,
-                Figure.of(after or [1.0], quantile).seconds,
-                kind.table.slot_bytes(option, length),
-                int(session.largest(live)),
-                int(session.largest(vm)),
+                implementation=kind.implementation,
+                scheme=kind.table.scheme.name,
+                recompute=str(again),
+                length=length,
+                documents=kind.degree,
+                compute_s=kind.table.price(option, length).time_s - messages_s,
+                messages_s=messages_s,
+                pace=median(pace or [1.0]),
+                measured_s=figure.seconds,
+                spread=figure.spread,
+                end_compute_s=kind.table.fixed_s - end_s,
+                end_messages_s=end_s,
+                measured_end_s=Figure.of(after or [1.0], quantile).seconds,
+                predicted_live=kind.table.slot_bytes(option, length),
+                measured_live=int(session.largest(live)),
+                measured_vm=int(session.largest(vm)),
             )
         )
     return points
+
+
+def messages(kind: Kind, option: Option, length: int) -> tuple[float, float]:
+    """Predicted seconds of the messages of a slot, and of those of the end of a step."""
+    activations = kind.table.activations
+    programs, pricer = activations.programs, activations.pricer
+    traffic = kind.table.traffics[option.implementation]
+    sizes = {"B": option.documents_per_slot, "S": length}
+    again = option.recompute is Recompute.LAYER
+    slot_s = sum(
+        count
+        * pricer.messages_s(
+            traffic.unit(
+                traffic.program.units[index], sizes, recompute=again and programs.is_layer(index)
+            ),
+            traffic,
+        )
+        for index, count in programs.groups[option.implementation]
+    )
+    ends = (traffic.step_copies(), traffic.step_end())
+    return slot_s, sum(pricer.messages_s(one, traffic) for one in ends)
 
 
 def timed(session: Session, run: Callable[[], object]) -> float:

@@ -57,23 +57,24 @@ def report(found: dict[str, Any], command: str) -> str:
     rank = spearman([p.predicted_s for p in points], [p.measured_s for p in points])
     steps = sorted(abs(p.predicted_step_s / p.measured_step_s - 1) for p in points)
     step_rank = spearman([p.predicted_step_s for p in points], [p.measured_step_s for p in points])
-    by_clock = median(abs(p.predicted_s / p.clock_s - 1) for p in points)
+    plain = median(abs((p.compute_s + p.messages_s) / p.measured_s - 1) for p in points)
     live = sorted(abs(p.predicted_live / p.measured_live - 1) for p in points)
     vm = sorted(
         abs(p.predicted_live - p.measured_vm) / max(0.03 * p.measured_vm, 24e6) for p in points
     )
     lines = [
         f"{date.today()}: `{command}`; {found['world']} ranks, {len(points)} points; a busy loop "
-        f"waited {100 * found['shared']:.0f} % of its time for a core. Times are at the pace that "
-        f"the cores had in the profile; they took {found['pace']:.2f} times as long for the same "
-        "work while slots ran.",
+        f"waited {100 * found['shared']:.0f} % of its time for a core. Beside the slots the cores "
+        f"took {min(p.pace for p in points):.2f} to {max(p.pace for p in points):.2f} times as "
+        f"long for the same work as in the profile (median {median(p.pace for p in points):.2f}), "
+        "and predicted computing is taken at that pace.",
         "",
         f"- seconds of a step of {SLOTS} slots: median error {100 * median(steps):.1f} %, largest "
         f"{100 * steps[-1]:.0f} %; Spearman {step_rank:.3f}",
         f"- seconds of a slot: median error {100 * median(errors):.1f} %, largest "
         f"{100 * errors[-1]:.0f} %; Spearman {rank:.3f}; median spread of the repeats "
-        f"{100 * median(p.spread for p in points):.0f} %; by the clock alone, median error "
-        f"{100 * by_clock:.1f} %",
+        f"{100 * median(p.spread for p in points):.0f} %; at the pace of the profile, median "
+        f"error {100 * plain:.1f} %",
         f"- live bytes of a slot: median error {100 * median(live):.2f} %, largest "
         f"{100 * live[-1]:.1f} %",
         f"- VmHWM of a slot: {sum(x <= 1 for x in vm)} of {len(vm)} within max(3 %, 24 MB), "

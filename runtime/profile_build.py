@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, log
 from typing import Final
 
 from shardwise.ir.cluster import Cluster
@@ -62,14 +63,26 @@ class Measured:
 
 
 def seconds_of(points: Points, *, shared: bool) -> dict[float, float]:
-    """Seconds by x. On a shared machine what is larger bounds what is smaller: less work of a kind
-    does not take longer, only a busier moment does."""
-    result: dict[float, float] = {}
-    least = float("inf")
-    for x in sorted(points, reverse=True):
-        least = min(least, points[x].seconds) if shared else points[x].seconds
-        result[x] = least
-    return dict(sorted(result.items()))
+    """Seconds by x that never fall, since more work of a kind takes no less: what says otherwise is
+    noise.
+
+    On a shared machine noise only adds, so what is larger bounds what is smaller. Else neighbours
+    in the wrong order share their geometric mean, which is the closest such curve in squared error
+    of the logarithms (isotonic regression by pooling adjacent violators; Ayer et al. 1955).
+    """
+    ordered = sorted(points)
+    if shared:
+        least = [min(points[at].seconds for at in ordered[i:]) for i in range(len(ordered))]
+        return dict(zip(ordered, least, strict=True))
+    pools: list[tuple[float, int]] = []  # (mean of the logarithms, how many points)
+    for x in ordered:
+        mean, count = log(points[x].seconds), 1
+        while pools and pools[-1][0] > mean:
+            before, more = pools.pop()
+            mean, count = (before * more + mean * count) / (more + count), count + more
+        pools.append((mean, count))
+    values = [exp(mean) for mean, count in pools for _ in range(count)]
+    return dict(zip(ordered, values, strict=True))
 
 
 def hardware_profile(measured: Measured) -> HardwareProfile:

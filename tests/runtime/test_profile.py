@@ -79,24 +79,24 @@ def test_prices_give_the_figures_back(data):
     made = hardware_profile(measured_of(figures))
     best = made.memory_bandwidth.value
     for key, points in figures.items():
-        for x, figure in points.items():
+        for x, seconds in seconds_of(points, shared=False).items():
             if key.startswith("memory"):
                 least = x / best  # a backward may beat the fastest forward, and a share is below 1
-                expected = max(figure.seconds, least)
+                expected = max(seconds, least)
                 assert made.memory_s(x, key) == pytest.approx(expected, rel=1e-3)
             elif key.startswith("attention"):
                 kind = key.removesuffix(".float32")
-                assert made.compute_s(kind, "float32", x) == pytest.approx(figure.seconds, rel=1e-3)
+                assert made.compute_s(kind, "float32", x) == pytest.approx(seconds, rel=1e-3)
             elif key.startswith("matmul"):
                 memory_s = made.memory_s(product_bytes("float32")[x])
                 compute_s = made.compute_s("matmul", "float32", x)
-                expected = max(figure.seconds - memory_s, figure.seconds / 2)
+                expected = max(seconds - memory_s, seconds / 2)
                 assert compute_s == pytest.approx(expected, rel=2e-3)
             elif key.startswith("loopback"):
                 kind = key.split(" ")[1]
                 span = Span("loopback", 2)
                 found = made.link("loopback").seconds(kind, span, x)
-                assert found == pytest.approx(figure.seconds, rel=1e-3)
+                assert found == pytest.approx(seconds, rel=1e-3)
     assert made.curve("attention") == made.curve("attention.d64")
     assert made.curve("attention.backward") == made.curve("attention.backward.d64")
 
@@ -124,9 +124,23 @@ def test_a_written_profile_reads_back(tmp_path):
 @given(st.dictionaries(st.floats(1, 1e9), SECONDS, min_size=1, max_size=9))
 def test_on_a_shared_machine_more_work_bounds_less(points):
     figures = {x: Figure(s, 0.0, 1) for x, s in points.items()}
-    assert seconds_of(figures, shared=False) == {x: points[x] for x in sorted(points)}
     for x, s in seconds_of(figures, shared=True).items():
         assert s == min(value for at, value in points.items() if at >= x)
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=6))
+def test_curves_are_the_closest_that_never_fall(seconds):
+    figures = {float(i): Figure(s, 0.0, 1) for i, s in enumerate(seconds)}
+    found = np.log(list(seconds_of(figures, shared=False).values()))
+    assert (np.diff(found) >= -1e-12).all()
+    logs, best = np.log(seconds), np.inf
+    for cuts in range(2 ** (len(logs) - 1)):  # every way to pool neighbours
+        ends = [i + 1 for i in range(len(logs) - 1) if cuts >> i & 1]
+        means = [np.full(len(part), part.mean()) for part in np.split(logs, ends)]
+        curve = np.concatenate(means)
+        if (np.diff(curve) >= -1e-12).all():
+            best = min(best, ((curve - logs) ** 2).sum())
+    assert ((found - logs) ** 2).sum() == pytest.approx(best, abs=1e-9)
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=30), st.sampled_from((0.2, 0.5)))
