@@ -38,8 +38,9 @@ def _price_key(call: Call, needs: tuple[bool, ...]) -> tuple[object, ...]:
     """All that the price of a call reads, but the sizes."""
     operator = call.operator
     return (
-        operator.kind, operator.flops, operator.moved_bytes, operator.outputs, call.operand_specs,
-        call.parts, needs, call.needs_gradient, bool(operator.module_path),
+        operator.kind, operator.kwargs, operator.flops, operator.moved_bytes, operator.outputs,
+        call.operand_specs, call.reads, call.writes, call.parts, needs, call.needs_gradient,
+        bool(operator.module_path),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from shardwise.ir.span import Span
 from shardwise.runtime.communicator import Communicator
 from shardwise.runtime.profile_command import HEADS
 from shardwise.runtime.profile_links import MOVES, link_groups
-from shardwise.runtime.profile_samples import FAST, Figure, Group, Session
+from shardwise.runtime.profile_samples import FAST, Figure, Group, Session, shared_by_others
 from shardwise.runtime.profile_work import (
     attention_groups,
     memory_groups,
@@ -51,6 +51,14 @@ def warn_of_changes(
     found = session.largest(0.0 if profile is not None else 1.0) == 0.0
     if profile is None or not found:  # of one mind: the files may differ between nodes
         return
+    sharing = plan.priced_for.cluster.ranks_per_device
+    if device.type == "cpu" and sharing == 1:  # figures leave out what others take
+        shared = session.largest(shared_by_others())
+        if shared > TOLERANCE:
+            say(
+                f"other processes have {100 * shared:.0f} % of a core: steps take longer than "
+                "planned"
+            )
     lines = list(check_profile(communicator, profile, plan.priced_for.cluster, device))
     if lines:
         say(

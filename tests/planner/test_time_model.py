@@ -6,15 +6,18 @@ from dataclasses import replace
 import pytest
 
 from shardwise.ir.config_files import load_machine
+from shardwise.ir.decoder import DecoderShape
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.program import Call
 from shardwise.ir.rest import WHOLE
 from shardwise.ir.strategy import Recompute
+from shardwise.ir.training import TrainingSpec
 from shardwise.planner import menu
 from shardwise.planner.candidates import ActivationTable, MeshPrograms, Option, SchemeTable
 from shardwise.planner.scheme import SCHEMES
 from shardwise.planner.time_model import OPTIMIZER_PASSES, Pricer
 from shardwise.planner.traffic import Message
+from shardwise.planner.uniform_units import local_decoder
 from tests.support.hand_model import HEAD, HEADS, INNER, VOCABULARY, WIDTH
 from tests.support.planning import TRAINING, machine, traced_hand_model
 
@@ -176,3 +179,19 @@ def test_a_large_machine_has_links_of_both_kinds():
     across = hardware.collective_s("all_gather", cluster.span_of(range(0, 64, 8)), 2**26)
     assert inside < across
     assert VOCABULARY == 48
+
+
+def test_a_price_that_is_kept_is_that_of_every_call_like_it():
+    """The products before and after attention have equal shapes here, and are cut by columns and by
+    rows: other rounds of tiles."""
+    cluster, hardware, software = load_machine("configs/clusters/h100-8x8.toml")
+    training = TrainingSpec("adamw", "float32", "bfloat16", "float32", "float32")
+    one = Pricer(cluster, hardware, software, training)
+    shape = DecoderShape(2, 5120, 40, 40, 5120, False, 1024, bias=False)
+    traffic, _ = local_decoder(shape, training, 8, False, "nvlink")
+    sizes, found = {"B": 1, "S": 3000}, {}
+    for call in (step for step in traffic.program.steps() if isinstance(step, Call)):
+        found[call.operator.name] = one._call_s(call, traffic.needs(call), sizes)
+        fresh = one._operators.seconds(call, traffic.needs(call), sizes)
+        assert found[call.operator.name] == fresh, call.operator.name
+    assert found["out"] != found["up"]

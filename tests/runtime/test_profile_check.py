@@ -105,6 +105,17 @@ def test_ranks_check_their_links_and_agree(real_ranks):
     assert links == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 
 
+@pytest.mark.parametrize(("shared", "count"), [(0.05, 0), (0.4, 1)])
+def test_cores_that_others_have_are_said(monkeypatch, shared, count):
+    said = []
+    plan = plan_of("1")
+    monkeypatch.setattr(profile_check, "profile_of", lambda plan: made())
+    monkeypatch.setattr(profile_check, "check_profile", lambda *_: [])
+    monkeypatch.setattr(profile_check, "shared_by_others", lambda: shared)
+    warn_of_changes(alone(), plan, CPU, said.append)
+    assert said == ["other processes have 40 % of a core: steps take longer than planned"][:count]
+
+
 def test_a_plan_whose_profile_is_not_at_hand_is_not_checked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = []
@@ -128,6 +139,7 @@ def test_a_plan_is_checked_against_the_file_with_its_digest(tmp_path, monkeypatc
     save(plan, tmp_path / "plan.json")
     assert profile_of(plan) == one
     said = []
+    monkeypatch.setattr(profile_check, "shared_by_others", lambda: 0.0)
     monkeypatch.setattr(profile_check, "check_profile", lambda *_: ["matmul is off"])
     warn_of_changes(alone(), plan, CPU, said.append)
     assert said[0].startswith("h is not what this machine does now") and said[1:] == [
