@@ -229,7 +229,7 @@ def run(
                     degree = plan.buckets[0].batch_degree
                     optimizer = torch.optim.AdamW(program.parameters())
                     kinds.append(Kind(implementation, table, program, degree, optimizer))
-        shared = session.largest(shared_by_others())
+        shared = session.largest(shared_by_others(sharing=cluster.ranks_per_device))
         points = [
             point
             for length in lengths
@@ -237,7 +237,7 @@ def run(
                 session, kinds, length, rounds, FAST if shared > SHARED else 0.5, pace_s
             )
         ]
-        shared = max(shared, session.largest(shared_by_others()))
+        shared = max(shared, session.largest(shared_by_others(sharing=cluster.ranks_per_device)))
         if communicator.rank == 0:
             text = json.dumps(
                 {

@@ -52,8 +52,8 @@ def warn_of_changes(
     if profile is None or not found:  # of one mind: the files may differ between nodes
         return
     sharing = plan.priced_for.cluster.ranks_per_device
-    if device.type == "cpu" and sharing == 1:  # figures leave out what others take
-        shared = session.largest(shared_by_others())
+    if device.type == "cpu":  # figures leave out what others take
+        shared = session.largest(shared_by_others(sharing=sharing))
         if shared > TOLERANCE:
             say(
                 f"other processes have {100 * shared:.0f} % of a core: steps take longer than "

@@ -133,10 +133,10 @@ def measure(
     context = int(session.largest(context))
     group_bytes = measure_group_bytes(session)
     groups = [group for group in all_groups(session, shape) if keep(group)]
-    shares = [shared_by_others()]
+    shares = [shared_by_others(sharing=sharing)]
     with _progress(len(groups) * passes, shows) as done:
         session.run(groups, done)
-    shares.append(shared_by_others())
+    shares.append(shared_by_others(sharing=sharing))
     shared = session.largest(max(shares)) if device == "cpu" else 0.0
     quantile = FAST if shared > SHARED else 0.5
     local = int(os.environ.get("LOCAL_WORLD_SIZE", communicator.world_size))

@@ -90,10 +90,10 @@ def link_groups(session: Session, cluster: Cluster) -> Iterator[Group]:
 
 
 def _between(session: Session) -> Callable[[], None]:
-    """Products that take about BETWEEN_S, as many on every rank."""
+    """Products that take a core about BETWEEN_S for all its ranks, as many on every rank."""
     a = torch.randn(BETWEEN, BETWEEN, device=session.device)
     one_s = min(session.stopwatch.seconds(lambda: a @ a) for _ in range(9))
-    times = max(1, round(BETWEEN_S / session.largest(one_s)))
+    times = max(1, round(BETWEEN_S / session.sharing / session.largest(one_s)))
 
     def run() -> None:
         for _ in range(times):

@@ -180,13 +180,14 @@ class Yardstick:
         return time.thread_time() - started
 
 
-def shared_by_others(seconds: float = 0.2) -> float:
-    """The part of its time for which a busy loop of this process had no core, 0 to 1."""
+def shared_by_others(seconds: float = 0.2, *, sharing: int = 1) -> float:
+    """The part of its time for which a busy loop of this process had no core, 0 to 1, beyond what
+    `sharing` ranks of a core that all run it take from each other."""
     started, used = time.perf_counter(), time.process_time()
     while time.perf_counter() - started < seconds:
         pass
     waited = time.perf_counter() - started - (time.process_time() - used)
-    return max(0.0, waited / (time.perf_counter() - started))
+    return max(0.0, waited / (time.perf_counter() - started) - (1 - 1 / sharing))
 
 
 def ranks_per_device(communicator: Communicator, device: torch.device) -> int:
@@ -220,6 +221,7 @@ class Session:
         self.stopwatch = Stopwatch(device)
         self.samples = Samples()
         self.yardstick = Yardstick()
+        self.sharing = sharing
         self.computes = communicator.rank % sharing == 0
         """Whether this rank times what one device does alone."""
 

@@ -111,7 +111,7 @@ def test_cores_that_others_have_are_said(monkeypatch, shared, count):
     plan = plan_of("1")
     monkeypatch.setattr(profile_check, "profile_of", lambda plan: made())
     monkeypatch.setattr(profile_check, "check_profile", lambda *_: [])
-    monkeypatch.setattr(profile_check, "shared_by_others", lambda: shared)
+    monkeypatch.setattr(profile_check, "shared_by_others", lambda sharing: shared)
     warn_of_changes(alone(), plan, CPU, said.append)
     assert said == ["other processes have 40 % of a core: steps take longer than planned"][:count]
 
@@ -139,7 +139,7 @@ def test_a_plan_is_checked_against_the_file_with_its_digest(tmp_path, monkeypatc
     save(plan, tmp_path / "plan.json")
     assert profile_of(plan) == one
     said = []
-    monkeypatch.setattr(profile_check, "shared_by_others", lambda: 0.0)
+    monkeypatch.setattr(profile_check, "shared_by_others", lambda sharing: 0.0)
     monkeypatch.setattr(profile_check, "check_profile", lambda *_: ["matmul is off"])
     warn_of_changes(alone(), plan, CPU, said.append)
     assert said[0].startswith("h is not what this machine does now") and said[1:] == [
