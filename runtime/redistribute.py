@@ -4,23 +4,32 @@ The planner prices the same steps, so the messages counted here equal those that
 Pieces that differ in size (uneven chunks) are padded to the largest before they are sent.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
-from shardwise.ir.layout import Layout, Replicate, Select, Shard
+from shardwise.ir.layout import Layout, Replicate, Select
 from shardwise.ir.lowering import lower
 from shardwise.ir.mesh import Mesh
-from shardwise.ir.placement import positions
 from shardwise.ir.program import Move
 from shardwise.ir.redistribution import CollectiveStep, StepKind, step_bytes
 from shardwise.ir.tensor import TensorSpec
 from shardwise.runtime.communicator import Communicator
-
-Shape = tuple[int, ...]
+from shardwise.runtime.pieces import (
+    Cut,
+    Shape,
+    cut_of,
+    join,
+    pack,
+    piece_shapes,
+    place_into,
+    split,
+    take,
+    unpack,
+)
 
 
 class Router:
@@ -64,8 +73,8 @@ class Router:
     def _slice(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
         for axis in step.target.axes:
             if axis in step.axes:
-                cut = _cut(step.target, axis)
-                x = _take(x, cut, self.mesh.axis(axis).size, self._places[axis])
+                cut = cut_of(step.target, axis)
+                x = take(x, cut, self.mesh.axis(axis).size, self._places[axis])
         return x
 
     def _mask(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
@@ -85,8 +94,8 @@ class Router:
             if not isinstance(after, Select):
                 layout = layout.without((axis,))
                 whole = x.new_zeros(layout.local_shape(shape, self.mesh, self.rank))
-                _place(
-                    whole, x, _cut(step.source, axis), self.mesh.axis(axis).size, self.place(axis)
+                place_into(
+                    whole, x, cut_of(step.source, axis), self.mesh.axis(axis).size, self.place(axis)
                 )
                 x = whole
         return x
@@ -108,18 +117,18 @@ class Router:
     def _all_gather(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
         cuts = self._cuts(step.source, step.axes)
         full = step.target.local_shape(shape, self.mesh, self.rank)
-        shapes = _piece_shapes(full, cuts)
-        packed = _pack([x], max(_count(s) for s in shapes))[0]
+        shapes = piece_shapes(full, cuts)
+        packed = pack([x], max(prod(s) for s in shapes))[0]
         gathered = self.communicator.all_gather(packed, self.group(step.axes))
-        pieces = [_unpack(row, s) for row, s in zip(gathered, shapes, strict=True)]
-        return _join(pieces, full, cuts)
+        pieces = [unpack(row, s) for row, s in zip(gathered, shapes, strict=True)]
+        return join(pieces, full, cuts)
 
     def _reduce_scatter(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
         cuts = self._cuts(step.target, step.axes)
-        pieces = _split(x, cuts)
-        packed = _pack(pieces, max(piece.numel() for piece in pieces))
+        pieces = split(x, cuts)
+        packed = pack(pieces, max(piece.numel() for piece in pieces))
         mine = self.communicator.reduce_scatter(packed, self.group(step.axes), op=step.op)
-        return _unpack(mine, step.target.local_shape(shape, self.mesh, self.rank))
+        return unpack(mine, step.target.local_shape(shape, self.mesh, self.rank))
 
     def _all_to_all(self, x: torch.Tensor, step: CollectiveStep, shape: Shape) -> torch.Tensor:
         leaving = self._cuts(step.source, step.axes)
@@ -127,15 +136,15 @@ class Router:
         group = self.group(step.axes)
         mine = group.index(self.rank)
         full = step.source.without(step.axes).local_shape(shape, self.mesh, self.rank)
-        sources = _piece_shapes(full, leaving)
-        received = [_piece_shapes(source, entering)[mine] for source in sources]
+        sources = piece_shapes(full, leaving)
+        received = [piece_shapes(source, entering)[mine] for source in sources]
         block = step_bytes(step, shape, 1, self.mesh) // len(group)
-        packed = self.communicator.all_to_all(_pack(_split(x, entering), block), group)
-        pieces = [_unpack(row, s) for row, s in zip(packed, received, strict=True)]
-        return _join(pieces, step.target.local_shape(shape, self.mesh, self.rank), leaving)
+        packed = self.communicator.all_to_all(pack(split(x, entering), block), group)
+        pieces = [unpack(row, s) for row, s in zip(packed, received, strict=True)]
+        return join(pieces, step.target.local_shape(shape, self.mesh, self.rank), leaving)
 
-    def _cuts(self, layout: Layout, axes: tuple[str, ...]) -> list[tuple["_Cut", int]]:
-        return [(_cut(layout, axis), self.mesh.axis(axis).size) for axis in axes]
+    def _cuts(self, layout: Layout, axes: tuple[str, ...]) -> list[tuple[Cut, int]]:
+        return [(cut_of(layout, axis), self.mesh.axis(axis).size) for axis in axes]
 
 
 _STEPS: Mapping[StepKind, Callable[[Router, torch.Tensor, CollectiveStep, Shape], torch.Tensor]] = {
@@ -146,116 +155,6 @@ _STEPS: Mapping[StepKind, Callable[[Router, torch.Tensor, CollectiveStep, Shape]
     StepKind.REDUCE_SCATTER: Router._reduce_scatter,
     StepKind.ALL_TO_ALL: Router._all_to_all,
 }
-
-_Cut = Shard | Select
-
-
-def _cut(layout: Layout, axis: str) -> _Cut:
-    placement = layout.placement(axis)
-    assert isinstance(placement, Shard | Select), f"{layout} does not cut on {axis}"
-    return placement
-
-
-def _count(shape: Shape) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
-
-
-@lru_cache(maxsize=1 << 14)
-def _intervals(cut: _Cut, length: int, ranks: int, place: int) -> tuple[tuple[int, int], ...]:
-    return positions(cut, length, place, ranks).intervals
-
-
-def _take(x: torch.Tensor, cut: _Cut, ranks: int, place: int) -> torch.Tensor:
-    """The piece at `place`: a view where it is one interval."""
-    dim, length = cut.dim, x.shape[cut.dim]
-    parts = [
-        x.narrow(dim, start, stop - start) for start, stop in _intervals(cut, length, ranks, place)
-    ]
-    if not parts:
-        return x.narrow(dim, 0, 0)
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def _split(x: torch.Tensor, cuts: Sequence[tuple[_Cut, int]]) -> list[torch.Tensor]:
-    """Pieces for all places of nested cuts, the first cut slowest."""
-    if not cuts:
-        return [x]
-    (cut, ranks), rest = cuts[0], cuts[1:]
-    return [piece for place in range(ranks) for piece in _split(_take(x, cut, ranks, place), rest)]
-
-
-def _piece_shape(full: Shape, cut: _Cut, ranks: int, place: int) -> Shape:
-    length = sum(b - a for a, b in _intervals(cut, full[cut.dim], ranks, place))
-    return (*full[: cut.dim], length, *full[cut.dim + 1 :])
-
-
-def _piece_shapes(full: Shape, cuts: Sequence[tuple[_Cut, int]]) -> list[Shape]:
-    if not cuts:
-        return [full]
-    (cut, ranks), rest = cuts[0], cuts[1:]
-    return [
-        shape
-        for place in range(ranks)
-        for shape in _piece_shapes(_piece_shape(full, cut, ranks, place), rest)
-    ]
-
-
-def _join(
-    pieces: Sequence[torch.Tensor], full: Shape, cuts: Sequence[tuple[_Cut, int]]
-) -> torch.Tensor:
-    """The inverse of `_split`: a tensor of shape `full` from the pieces of nested cuts."""
-    if not cuts:
-        return pieces[0]
-    if all(_is_plain(one) and one.dim == cuts[0][0].dim for one, _ in cuts):
-        return torch.cat(list(pieces), cuts[0][0].dim)
-    (cut, ranks), rest = cuts[0], cuts[1:]
-    each = len(pieces) // ranks
-    parts = [
-        _join(
-            pieces[i * each : (i + 1) * each],
-            _piece_shape(full, cut, ranks, i),
-            rest,
-        )
-        for i in range(ranks)
-    ]
-    if _is_plain(cut):
-        return torch.cat(parts, cut.dim)
-    result = parts[0].new_empty(full)
-    for place, part in enumerate(parts):
-        _place(result, part, cut, ranks, place)
-    return result
-
-
-def _is_plain(cut: _Cut) -> bool:
-    """Whether the pieces of a cut, one after the other, are the whole."""
-    return isinstance(cut, Shard) and cut.outer == 1 and not cut.sections
-
-
-def _place(whole: torch.Tensor, part: torch.Tensor, cut: _Cut, ranks: int, place: int) -> None:
-    """Copy the part of one place to where it lies in the whole."""
-    at = 0
-    for start, stop in _intervals(cut, whole.shape[cut.dim], ranks, place):
-        whole.narrow(cut.dim, start, stop - start).copy_(part.narrow(cut.dim, at, stop - start))
-        at += stop - start
-
-
-def _pack(pieces: Sequence[torch.Tensor], largest: int) -> torch.Tensor:
-    """[pieces, largest]: each piece flat, padded with zeros at the end."""
-    if len(pieces) == 1 and pieces[0].numel() == largest:
-        return pieces[0].contiguous().reshape(1, largest)
-    is_full = all(piece.numel() == largest for piece in pieces)
-    make = pieces[0].new_empty if is_full else pieces[0].new_zeros
-    packed = make(len(pieces), largest)
-    for row, piece in zip(packed, pieces, strict=True):
-        row[: piece.numel()].view(piece.shape).copy_(piece)
-    return packed
-
-
-def _unpack(row: torch.Tensor, shape: Shape) -> torch.Tensor:
-    return row.reshape(-1)[: _count(shape)].view(shape)
 
 
 class Redistribution(nn.Module):
