@@ -19,7 +19,7 @@ _SAME: Final = frozenset({
 """The operand's gradient is the result's, or a view of it."""
 _PASSED: Final = frozenset({"add", "sub", "rsub"})
 """Likewise where no broadcast is undone."""
-_TEMPORARIES: Final = {"pow": 2, "rsqrt": 2, "cross_entropy_loss": 1, "mean": 0}
+_TEMPORARIES: Final = {"pow": 2, "rsqrt": 2, "cross_entropy_loss": 1}
 """Tensors of the operand's size that live while the kernel runs."""
 
 

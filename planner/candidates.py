@@ -7,9 +7,10 @@ priced once. Units with equal steps are priced once, with their count.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwise.ir.decide import without_names
 from shardwise.ir.localise import batch_degree, localise
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.operator import Ref
@@ -74,7 +75,7 @@ class MeshPrograms:
         for name in menu.implementations(mesh):
             one = menu.strategy(name, mesh, Recompute.NONE)
             programs[name] = localise(traced.graph, traced.units, mesh, [one] * len(traced.units))
-        like = {name: _like(program, traced) for name, program in programs.items()}
+        like = {name: _like(program, traced, training) for name, program in programs.items()}
         groups = {name: tuple(Counter(firsts).items()) for name, firsts in like.items()}
         dims = tensor_dims(programs["tensor_sequence"]) if "tensor_sequence" in programs else {}
         uses = {
@@ -89,18 +90,21 @@ class MeshPrograms:
         return bool(self.traced.units[index].module_path)
 
 
-def _like(program: LocalProgram, traced: TracedModel) -> tuple[int, ...]:
+def _like(program: LocalProgram, traced: TracedModel, training: TrainingSpec) -> tuple[int, ...]:
     first: dict[object, int] = {}
     return tuple(
-        first.setdefault((bool(traced.units[index].module_path), canonical(unit)), index)
+        first.setdefault(
+            (bool(traced.units[index].module_path), canonical(unit, training.trains)), index
+        )
         for index, unit in enumerate(program.units)
     )
 
 
-def canonical(unit: UnitProgram) -> tuple[object, ...]:
-    """The steps of a unit with values numbered as they come and parameters left out.
+def canonical(unit: UnitProgram, trains: Callable[[str], bool]) -> tuple[object, ...]:
+    """The steps of a unit with values numbered as they come and names of parameters left out.
 
-    Units with equal forms have equal prices: shapes, layouts and kinds are all that prices read.
+    Units with equal forms have equal prices: kinds and options of operators, shapes, layouts, and
+    which parameters train (`trains`, by name) are all that prices read.
     """
     numbers: dict[str, int] = {}
 
@@ -110,7 +114,7 @@ def canonical(unit: UnitProgram) -> tuple[object, ...]:
     steps: list[object] = []
     for step in unit.steps:
         if isinstance(step, Use):
-            steps.append(("use", str(step.spec), step.layout))
+            steps.append(("use", str(step.spec), step.layout, trains(step.parameter)))
         elif isinstance(step, Move):
             steps.append(
                 ("move", number(step.value), str(step.spec), step.source, step.target,
@@ -121,9 +125,9 @@ def canonical(unit: UnitProgram) -> tuple[object, ...]:
             operator = step.operator
             reads = tuple(number(_name(ref)) for ref in operator.refs())
             steps.append(
-                ("call", operator.kind, reads, operator.outputs, operator.flops,
-                 operator.moved_bytes, step.reads, step.writes, step.parts, step.library,
-                 step.needs_gradient)
+                ("call", operator.kind, reads, without_names(operator.kwargs), operator.outputs,
+                 operator.flops, operator.moved_bytes, step.reads, step.writes, step.parts,
+                 step.library, step.needs_gradient)
             )  # fmt: skip
         for name in made_by(step):
             number(name)

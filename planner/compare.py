@@ -22,7 +22,7 @@ from shardwise.planner.flags import read_flags, read_flags_file
 from shardwise.planner.launcher_plan import LauncherPlan
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.uniform_plan import UniformPlan
-from shardwise.planner.uniform_price import price_uniform
+from shardwise.planner.uniform_price import UniformPrice, price_uniform
 
 _TOLERANCE: Final = 0.01
 """Share of the parameters by which a config may miss the plan's model (biases of some layers)."""
@@ -81,6 +81,13 @@ class OtherPlan:
             return made
         tokens = made.data * made.micro_batch * length
         return replace(made, micro_batches=max(1, round(self.tokens_per_step / tokens)))
+
+    def price(self, plan: UniformPlan) -> UniformPrice:
+        """The price of their plan; a ShardwiseError says that it is theirs that has none."""
+        try:
+            return price_uniform(self.shape, plan, self.pricer)
+        except ShardwiseError as error:
+            raise type(error)(f"their plan can't be priced: {error}") from None
 
 
 def other_plan(
@@ -207,9 +214,6 @@ def _row(plan: Plan, bucket: BucketPlan, padded: PaddedShape, other: OtherPlan) 
 def _priced(other: OtherPlan, length: int) -> tuple[float, str, str, str]:
     """Seconds a document; their step, their peak, and whether it fits."""
     made = other.at(length)
-    try:
-        price = price_uniform(other.shape, made, other.pricer)
-    except ShardwiseError as error:
-        raise type(error)(f"their plan can't be priced: {error}") from None
+    price = other.price(made)
     one = price.pipeline_s / made.documents_per_step
     return one, seconds(price.step_s), size(price.peak_bytes), "yes" if price.fits else "no"

@@ -3,7 +3,8 @@
     product      its FLOP at the measured rate of large products plus its bytes at the bandwidth:
                  the two overlap little where the inner dimension is short (docs/prices.md);
                  backward one product of the same size for each factor that needs a gradient
-    attention    the same, its backward with its own work and efficiency (`attention.backward`)
+    attention    the larger of the two, since it is one kernel; its backward has its own work and
+                 efficiency (`attention.backward`)
     others       bytes over bandwidth. The backward of a linear map (a sum, a cast, dropout) moves
                  what its forward moves; any other reads its operands once more beside the
                  gradient (ir/flops.backward_moved)
@@ -70,6 +71,11 @@ class OperatorTime:
         again = number(backward_moved(operator, call.operand_specs, needs), sizes) / call.parts
         key = f"{_memory_key(call)}.backward"
         return forward, self._floored(self.hardware.memory_s(again, key))
+
+    def moves_s(self, moved_bytes: float, operators: int = 1) -> float:
+        """Seconds of so many equal operators, one after the other, that move `moved_bytes` in all
+        and have no call: adding to accumulators, the optimizer."""
+        return operators * self._floored(self.hardware.memory_s(moved_bytes) / operators)
 
     def _product(
         self, call: Call, flops: float, moved: float, back: float, sizes: Mapping[str, int]
@@ -151,8 +157,8 @@ class OperatorTime:
 
     def _dtype(self, call: Call) -> str:
         """The dtype in which a product computes."""
-        dtype = call.operator.outputs[0].dtype
-        return self.linear_dtype or dtype if self._is_lowered(call) else dtype
+        lowered = self.linear_dtype if self._is_lowered(call) else None
+        return lowered or call.operator.outputs[0].dtype
 
     def _units(self, call: Call, sizes: Mapping[str, int]) -> str:
         """The dtype whose peak a product has: that of the plain cores where a batched one has rows

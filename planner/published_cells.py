@@ -8,6 +8,7 @@ from typing import Final
 from shardwise.ir.errors import InvalidValueError
 
 NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?")
+_MAY_BE_ZERO: Final = ("glu",)
 _MOST: Final = 10**12
 """Of a count: more is a slip of the pen."""
 
@@ -33,7 +34,8 @@ class Row:
                 self.notes.append(f"{name} {default} assumed: {why}")
             return default
         number = float(text) if NUMBER.fullmatch(text) else -1.0
-        if not (name != "glu") <= number <= _MOST or number % 1:
+        least = 0 if name in _MAY_BE_ZERO else 1
+        if not least <= number <= _MOST or number % 1:
             raise InvalidValueError(f"{name} is {text!r:.40}; a whole number is wanted")
         return int(number)
 

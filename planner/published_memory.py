@@ -10,7 +10,6 @@ of the optimizer, which are as long as the weights, find no place where activati
 and states are allocated once and leave no gaps.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,13 +43,12 @@ NO_BUFFERS: Final = StepBuffers()
 _BUCKET: Final = 500_000_000
 """DeepSpeed, runtime/zero/config.py `reduce_bucket_size` and runtime/engine.py
 `MEMORY_OPT_ALLREDUCE_SIZE`."""
-DEEPSPEED: Final[Mapping[bool, StepBuffers]] = {
-    True: StepBuffers(6, _BUCKET),
-    False: StepBuffers(8, _BUCKET),
-}
-"""By whether the ZeRO optimizer steps. It flattens the shard's gradients (2 bytes) and casts them
-(4): runtime/zero/stage_1_and_2.py `step`, `flatten(averaged_gradients[i]).to(float32)`. The other
-casts every gradient and then flattens them (4 and 4): runtime/fp16/fused_optimizer.py `step`."""
+DEEPSPEED_ZERO: Final = StepBuffers(6, _BUCKET)
+"""It flattens the shard's gradients (2 bytes) and casts them (4): runtime/zero/stage_1_and_2.py
+`step`, `flatten(averaged_gradients[i]).to(float32)`."""
+DEEPSPEED_PLAIN: Final = StepBuffers(8, _BUCKET)
+"""Without ZeRO every gradient is cast, then they are flattened (4 and 4):
+runtime/fp16/fused_optimizer.py `step`."""
 MEGATRON: Final = StepBuffers(4)
 """Megatron-Core, core/optimizer/distrib_optimizer.py `_copy_model_grads_to_main_grads`: gradients
 of the shard in float32, where they are accumulated in half precision."""

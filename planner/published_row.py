@@ -1,4 +1,5 @@
-"""From a row of published measurements to what it says: the model, the plan, the recipe.
+"""From a row of published measurements to what it says: the model, the recipe, the plan
+(planner/published_plan.py).
 
 Rows have the columns of a run table (model, layers, hidden, ..., tp, pp, dp, zero_fsdp, recompute,
 precision, ...), any of them blank. Every assumption that a blank or vague cell forces is a note; a
@@ -12,24 +13,21 @@ from typing import Final
 
 from shardwise.ir.decoder import AttentionKernel, DecoderShape
 from shardwise.ir.errors import InvalidValueError
-from shardwise.ir.schedule import ScheduleKind
-from shardwise.ir.strategy import Recompute
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.published_cells import NUMBER, Row
 from shardwise.planner.published_memory import (
-    DEEPSPEED,
+    DEEPSPEED_PLAIN,
+    DEEPSPEED_ZERO,
     INTERNEVO,
     MEGATRON,
     NO_BUFFERS,
     StepBuffers,
 )
+from shardwise.planner.published_plan import plan_of_row
 from shardwise.planner.published_stack import Stack, stack_of
 from shardwise.planner.uniform_plan import UniformPlan
 
-_SHARDS_ALL: Final = ("fsdp", "full_shard", "zero-3", "hsdp")
-_GROUPS: Final = re.compile(r"within groups of (\d+)|shard (\d+)")
 _MONTH: Final = re.compile(r"(?<!\d)(20[0-9]{2})-?(0[1-9]|1[0-2])(?!\d)")
-_OFFLOAD: Final = re.compile(r"activation offload ratio (0\.[0-9]+|1)")
 _NOT_MODELLED: Final = (
     "chunked cross entropy", "8-bit", "fused in backward", "offload to", "unpacked)",
 )  # fmt: skip
@@ -68,11 +66,14 @@ def read_row(cells: Mapping[str, str]) -> PublishedRun:
     for word in _NOT_MODELLED:
         if word in settings:
             raise InvalidValueError(f"other_settings has {word!r}, which is not modelled")
+    is_eager = "eager" in settings
     stack = stack_of(row.text("framework"), row.text("gpu"))
+    if is_eager:
+        stack = replace(stack, fuses=False)
     for text in stack.notes:
         row.note(text)
-    shape = _shape(row, stack)
-    plan = _plan(row, stack)
+    shape = _shape(row, stack, is_eager=is_eager)
+    plan = plan_of_row(row, stack)
     training, linear = _precision(row, stack)
     return PublishedRun(
         shape,
@@ -88,7 +89,7 @@ def read_row(cells: Mapping[str, str]) -> PublishedRun:
     )
 
 
-def _shape(row: Row, stack: Stack) -> DecoderShape:
+def _shape(row: Row, stack: Stack, *, is_eager: bool) -> DecoderShape:
     layers, hidden = row.integer("layers"), row.integer("hidden")
     gated = row.integer("glu", 0, "no gated feed-forward part is mentioned") == 1
     heads = row.integer("heads", max(1, hidden // 128), "heads of 128")
@@ -113,20 +114,11 @@ def _shape(row: Row, stack: Stack) -> DecoderShape:
         rms_norm=gated,
         bias=not gated and stack.bias,
         tied=not gated,
-        fused_loss=_compiles(row, stack) and _month(row) >= stack.compiles_loss_from,
-        fused_gate=_compiles(row, stack),
-        composed=_is_eager(row),
+        fused_loss=stack.fuses and _month(row) >= stack.compiles_loss_from,
+        fused_gate=stack.fuses,
+        composed=is_eager,
     )
     return _tied_as_counted(row, shape)
-
-
-def _compiles(row: Row, stack: Stack) -> bool:
-    """Whether the stack fuses what it can, unless the run was eager."""
-    return stack.fuses and not _is_eager(row)
-
-
-def _is_eager(row: Row) -> bool:
-    return "eager" in row.text("other_settings").lower()
 
 
 def _month(row: Row) -> str:
@@ -139,7 +131,8 @@ def _buffers(row: Row, stack: Stack) -> StepBuffers:
     """Of the stack's optimizer. ZeRO's steps even where there is one rank to cut over; where
     nothing is said of ZeRO it is taken as well, which makes less than the other."""
     if stack.optimizer == "deepspeed":
-        return DEEPSPEED[not row.text("zero_fsdp").lower().startswith(("zero-0", "none"))]
+        plain = row.text("zero_fsdp").lower().startswith(("zero-0", "none"))
+        return DEEPSPEED_PLAIN if plain else DEEPSPEED_ZERO
     return {"internevo": INTERNEVO, "megatron": MEGATRON}.get(stack.optimizer, NO_BUFFERS)
 
 
@@ -150,142 +143,6 @@ def _tied_as_counted(row: Row, shape: DecoderShape) -> DecoderShape:
         return shape
     forms = [replace(shape, tied=tied) for tied in (shape.tied, not shape.tied)]
     return min(forms, key=lambda form: abs(form.parameters - float(text) * 1e9))
-
-
-def _plan(row: Row, stack: Stack) -> UniformPlan:
-    tensor, pipeline = row.integer("tp", 1, "not stated"), row.integer("pp", 1, "not stated")
-    context = row.integer("cp", 1, "not stated")
-    if row.integer("ep", 1) != 1:
-        raise InvalidValueError("ep: expert parallelism of a dense decoder is not priced")
-    model = tensor * pipeline * context
-    ranks = row.integer("n_gpus", model * (row.known("dp") or 1), "product of the degrees")
-    if ranks % model:
-        raise InvalidValueError(f"{ranks} GPUs are no multiple of tp x pp x cp = {model}")
-    data = row.known("dp") or ranks // model
-    if data * model != ranks:
-        if data * tensor * pipeline == ranks and context > 1 and data % context == 0:
-            row.note("dp counted with cp")
-            data //= context
-        else:
-            raise InvalidValueError(f"tp x pp x cp x dp = {data * model}, but {ranks} GPUs")
-    micro, count = _micro_batches(row, data)
-    schedule, chunks = _schedule(row, pipeline)
-    zero, shard = _zero(row, data * context)
-    recompute = _recompute(row)
-    alternate = row.text("recompute").lower().startswith("selective op")
-    offload = _OFFLOAD.search(row.text("other_settings").lower())
-    sequence = row.text("seq_parallel").lower()
-    if sequence in ("", "not stated") and tensor > 1:
-        row.note("no sequence parallelism assumed")
-    return UniformPlan(
-        tensor,
-        pipeline,
-        data,
-        context,
-        micro,
-        count,
-        row.integer("seq_len"),
-        schedule,
-        chunks,
-        zero,
-        shard,
-        sequence_parallel=tensor > 1 and sequence.startswith(("yes", "recipe default (yes")),
-        recompute=recompute,
-        overlap_gradients=stack.overlaps or zero > 2,
-        broadcast_weights=stack.broadcasts and zero in (1, 2),
-        overlap_tensor=tensor > 1
-        and (stack.overlaps_tensor or "async tp" in row.text("other_settings").lower()),
-        alternate=alternate,
-        compiled=alternate and _compiles(row, stack),
-        offload=round(1000 * float(offload[1])) if offload else 0,
-    )
-
-
-def _micro_batches(row: Row, data: int) -> tuple[int, int]:
-    """Documents of a replica in a micro-batch, micro-batches in a step."""
-    total, micro, count = (
-        row.known("global_batch"),
-        row.known("micro_batch"),
-        row.known("grad_accum"),
-    )
-    if micro is None and count is None:
-        micro = 1
-        row.note("micro_batch 1 assumed")
-    if micro is None:
-        if total is None or count is None:
-            raise InvalidValueError("micro_batch is blank, and so is global_batch or grad_accum")
-        micro = max(1, round(total / (data * count)))
-    if count is None:
-        if total is None:
-            raise InvalidValueError("global_batch and grad_accum are blank: the step has no size")
-        count = max(1, round(total / (data * micro)))
-    elif total is not None and count * micro * data != total:
-        derived = max(1, round(total / (data * micro)))
-        if derived != count:
-            row.note(f"grad_accum {count} printed, {derived} follows from the global batch")
-            count = derived
-    return micro, count
-
-
-def _schedule(row: Row, pipeline: int) -> tuple[ScheduleKind, int]:
-    text = row.text("schedule").lower()
-    chunks = row.integer("virtual_stages", 1)
-    if pipeline == 1:
-        return ScheduleKind.ONE_F_ONE_B, 1
-    if text.startswith("zb-2p"):
-        return ScheduleKind.ZB_H2, 1
-    if text.startswith(("zb-1p", "zbb")):
-        return ScheduleKind.ZB_H1, 1
-    if text.startswith(("zb-v", "v-half", "v-min")):
-        row.note(f"schedule {text} priced as zb_v")
-        return ScheduleKind.ZB_V, 2
-    if chunks > 1:
-        return ScheduleKind.INTERLEAVED, chunks
-    if not text.startswith("1f1b"):
-        row.note("1F1B assumed")
-    return ScheduleKind.ONE_F_ONE_B, 1
-
-
-def _zero(row: Row, replicas: int) -> tuple[int, int]:
-    """Stage of ZeRO, and ranks of a shard group (0: all)."""
-    text = row.text("zero_fsdp").lower()
-    group = _GROUPS.search(text)
-    size = int(group[1] or group[2]) if group else 0
-    if size >= replicas or (size and replicas % size):
-        size = 0
-    if replicas == 1:
-        return 0, 0
-    if text.startswith(_SHARDS_ALL) or "fsdp" in text:
-        if text.startswith("hsdp"):
-            row.note("HSDP: shards inside a node")
-            size = min(8, replicas)
-        if "not resharded" in text:
-            row.note("weights are gathered once a step: priced as ZeRO-2")
-            return 2, size
-        return 3, size
-    if text.startswith(("zero-2", "shard_grad_op")):
-        return 2, size
-    if text.startswith("zero-1") or "distributed optimizer" in text:
-        return 1, size
-    if not text:
-        row.note("plain data parallelism assumed")
-    return 0, 0
-
-
-def _recompute(row: Row) -> Recompute:
-    text = row.text("recompute").lower()
-    if text.startswith("full"):
-        return Recompute.LAYER
-    if text.startswith("selective op"):
-        return Recompute.REGION
-    if text.startswith(("selective: norm", "selective layer")):
-        row.note("norms and pointwise operators recomputed")
-        return Recompute.REGION
-    if text.startswith("selective"):
-        return Recompute.ATTENTION
-    if not text.startswith("none") or "not stated" in text:
-        row.note("no recomputation assumed")
-    return Recompute.NONE
 
 
 def _precision(row: Row, stack: Stack) -> tuple[TrainingSpec, str | None]:

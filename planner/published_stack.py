@@ -52,6 +52,17 @@ _FORK: Final = replace(_OLD, software="megatron-deepspeed-bigscience", blocking=
 """On the A100: at 320 GPUs the runs always hung without CUDA_LAUNCH_BLOCKING=1
 (bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging
 on the large model"); rows of fewer GPUs do not say."""
+_NEMO: Final = Stack(
+    "nemo",
+    AttentionKernel.FLASH_3,
+    half_gradients=True,
+    overlaps_tensor=True,
+    fuses=True,
+    optimizer="megatron",
+)
+"""Gradients in bfloat16: NeMo-Framework-Launcher, examples/training/llama/h100
+(`grad_sync_dtype=bf16`); NeMo, scripts/performance (`plugins.grad_reduce_in_fp32 = False`, in
+helpers.py `set_precision_configs` or script by script); Megatron-Bridge, the same."""
 _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
     ("megatron-deepspeed, new", Stack("megatron-deepspeed", overlaps=False, optimizer="deepspeed")),
     ("megatron-deepspeed (bigscience", _FORK),
@@ -74,42 +85,9 @@ _STACKS: Final[tuple[tuple[str, Stack], ...]] = (
     ),
     ("megatron-kwai", Stack("megatron-core", fuses=True)),
     ("nemo megatron 23", Stack("nemo-23")),
-    # gradients in bfloat16: NeMo-Framework-Launcher, examples/training/llama/h100
-    # (`grad_sync_dtype=bf16`); NeMo, scripts/performance (`plugins.grad_reduce_in_fp32 = False`,
-    # in helpers.py `set_precision_configs` or script by script); Megatron-Bridge, the same
-    (
-        "nemo/megatron-core, container nemo24",
-        Stack(
-            "nemo-24",
-            AttentionKernel.FLASH_3,
-            half_gradients=True,
-            overlaps_tensor=True,
-            fuses=True,
-            optimizer="megatron",
-        ),
-    ),
-    (
-        "nemo",
-        Stack(
-            "nemo",
-            AttentionKernel.FLASH_3,
-            half_gradients=True,
-            overlaps_tensor=True,
-            fuses=True,
-            optimizer="megatron",
-        ),
-    ),
-    (
-        "megatron-bridge",
-        Stack(
-            "megatron-bridge",
-            AttentionKernel.FLASH_3,
-            half_gradients=True,
-            overlaps_tensor=True,
-            fuses=True,
-            optimizer="megatron",
-        ),
-    ),
+    ("nemo/megatron-core, container nemo24", replace(_NEMO, software="nemo-24")),
+    ("nemo", _NEMO),
+    ("megatron-bridge", replace(_NEMO, software="megatron-bridge")),
     (
         "composer",
         Stack(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shardwise.ir.errors import InvalidValueError, ShardwiseError
+from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.plan_text import size
 from shardwise.planner.chrome_trace import (
     COMMUNICATION,
@@ -21,7 +21,7 @@ from shardwise.planner.chrome_trace import (
 )
 from shardwise.planner.compare import OtherPlan
 from shardwise.planner.uniform_plan import UniformPlan
-from shardwise.planner.uniform_price import UniformPrice, price_uniform, uniform_timeline
+from shardwise.planner.uniform_price import UniformPrice, uniform_timeline
 from shardwise.solvers.timeline import Timeline
 
 MOST_ACTIONS: Final = 200_000
@@ -93,8 +93,5 @@ def simulate_flags(other: OtherPlan, length: int | None) -> SimulatedFlags:
             f"a step of '{made}' is {actions:,} actions; a trace has at most {MOST_ACTIONS:,}: "
             "state fewer micro-batches"
         )
-    try:
-        price = price_uniform(other.shape, made, other.pricer)
-        return SimulatedFlags(made, price, uniform_timeline(other.shape, made, other.pricer))
-    except ShardwiseError as error:
-        raise type(error)(f"their plan can't be priced: {error}") from None
+    price = other.price(made)
+    return SimulatedFlags(made, price, uniform_timeline(other.shape, made, other.pricer))

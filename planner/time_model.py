@@ -169,7 +169,7 @@ class Pricer:
                 one = traffic.parameters[step.parameter]
                 local = prod(one.stored.local_shape(one.rest.shape, traffic.mesh, 0))
                 moved = 3 * local * DTYPE_BYTES[self.training.accumulate_dtype]
-                total += max(self.hardware.memory_s(moved), self.software.launch_floor_s.value)
+                total += self._operators.moves_s(moved)
         return total
 
     def optimizer_s(self, elements: float, tensors: int) -> float:
@@ -177,8 +177,7 @@ class Pricer:
         tensors, one operator after the other."""
         states = 1 + self.training.optimizer_kind.state_tensors
         moved = OPTIMIZER_PASSES * DTYPE_BYTES[self.training.master_dtype] * elements * states
-        floor = self.software.launch_floor_s.value * OPTIMIZER_PASSES * states
-        return tensors * max(self.hardware.memory_s(moved / tensors), floor)
+        return tensors * self._operators.moves_s(moved / tensors, OPTIMIZER_PASSES * states)
 
     def fused_optimizer_s(self, elements: float) -> float:
         """Seconds of one kernel that reads weights, states and gradients once and writes weights

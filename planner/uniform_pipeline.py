@@ -39,7 +39,8 @@ class PipelineRun:
 
     time_s: float
     last_backward_s: float
-    """Of the last micro-batch on the slowest device: what can hide the gradients' reduction."""
+    """Of the last micro-batch in the slowest model part: what can hide the gradients'
+    reduction."""
     activation_bytes: tuple[float, ...]
     """Most that each device holds beyond what rests."""
 
@@ -67,10 +68,11 @@ def pipeline(
     model part add to it."""
     parts, splits = _parts(plan, layers, costs, extras), plan.schedule.splits_backward
     hop = _hop_s(plan, pricer, shape)
-    if plan.pipeline == 1:
-        one = parts[0]
-        total = plan.micro_batches * (one.forward_s + one.backward_s)
-        return PipelineRun(total, one.backward_s, (one.kept_bytes + one.opened_bytes,))
+    if plan.pipeline == 1:  # one micro-batch after the other, whatever the schedule and its parts
+        last = sum(part.backward_s + part.weight_s for part in parts)
+        total = plan.micro_batches * (last + sum(part.forward_s for part in parts))
+        held = sum(part.kept_bytes for part in parts) + max(part.opened_bytes for part in parts)
+        return PipelineRun(total, last, (held,))
     count = min(plan.micro_batches, _STEADY * plan.pipeline + plan.micro_batches % plan.pipeline)
     if plan.schedule is ScheduleKind.GPIPE:  # it keeps every micro-batch
         count = plan.micro_batches

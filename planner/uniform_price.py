@@ -46,11 +46,12 @@ class UniformPrice:
     """Per rank, what a caching allocator would hold, context and process groups left out; it gives
     cached blocks back where the device has less."""
     rest_bytes: int
-    """Of them weights, gradients, optimizer state and copies."""
+    """Of the peak weights, gradients, optimizer state and copies."""
     kept_bytes: int
-    """Of them activations of the micro-batches in flight."""
+    """Most that activations take on that rank: what micro-batches in flight keep, and the largest
+    backward."""
     context_bytes: int
-    """Of them context and process groups, which no allocator reports."""
+    """Of the peak context and process groups, which no allocator reports."""
     capacity_bytes: int
     """Of one rank."""
 

@@ -143,8 +143,8 @@ class UniformUnits:
             return forward_s
         # norms and what is pointwise; results of products and of attention are kept
         unit, sizes = traffic.program.units[UNITS.index(name)], self._sizes(plan, name)
-        other = self.pricer.calls_s(traffic, unit, sizes, only=lambda kind: not multiplies(kind))
-        return other[0] + sum(
+        other = self.pricer.calls_s(traffic, unit, sizes, only=lambda kind: not multiplies(kind))[0]
+        return other / (plan.context if name == CORE else 1) + sum(
             (1 - kept.share) * self.pricer.forward_s(traffic, kept.step, sizes)
             for kept in self._kept_results(plan, traffic)
             if UNITS[kept.unit] == name and isinstance(kept.step, Call) and kept.share < 1
@@ -216,16 +216,19 @@ class UniformUnits:
     def _lowered_bytes(
         self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]
     ) -> float:
-        """Bytes that are not kept where products in float8 keep their inputs in it."""
+        """Bytes that are not kept where products in float8 keep their inputs in it: of a gathered
+        one its part, which alone is kept."""
         low = self.pricer.linear_dtype
         if low is None:
             return 0.0
+        parts = {move.name: move.source.forward for move in _gather_moves(traffic, unit)}
         inputs = {
-            step.operator.refs()[0]: (step.operand_specs[0], step.reads[0].forward)
+            ref: (step.operand_specs[0], parts.get(ref.name, step.reads[0].forward))
             for step in unit.steps
             if isinstance(step, Call)
             and step.operator.kind == "aten.linear.default"
             and step.operator.module_path
+            for ref in step.operator.refs()[:1]
         }
         return sum(
             local_bytes(spec, layout, traffic.mesh, sizes)

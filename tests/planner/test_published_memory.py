@@ -4,7 +4,8 @@ import pytest
 
 from shardwise.planner.price_runs import GB, GIB, RunPricer, memory_gb
 from shardwise.planner.published_memory import (
-    DEEPSPEED,
+    DEEPSPEED_PLAIN,
+    DEEPSPEED_ZERO,
     INTERNEVO,
     MEGATRON,
     NO_BUFFERS,
@@ -24,10 +25,10 @@ def buffers(**cells):
 @pytest.mark.parametrize(
     ("kind", "text", "elements", "size", "expected"),
     [
-        (DEEPSPEED[True], "dp=4 zero=1", 2e9, 2, 6 * 2e9 / 4 + 2 * 5e8),
-        (DEEPSPEED[True], "dp=4 zero=1", 1e8, 2, 6 * 1e8 / 4 + 2 * 1e8),
-        (DEEPSPEED[True], "tp=4", 2e9, 2, 6 * 2e9),
-        (DEEPSPEED[False], "dp=4", 2e9, 4, 8 * 2e9 + 4 * 5e8),
+        (DEEPSPEED_ZERO, "dp=4 zero=1", 2e9, 2, 6 * 2e9 / 4 + 2 * 5e8),
+        (DEEPSPEED_ZERO, "dp=4 zero=1", 1e8, 2, 6 * 1e8 / 4 + 2 * 1e8),
+        (DEEPSPEED_ZERO, "tp=4", 2e9, 2, 6 * 2e9),
+        (DEEPSPEED_PLAIN, "dp=4", 2e9, 4, 8 * 2e9 + 4 * 5e8),
         (INTERNEVO, "dp=8 zero=1 shard=4", 2e9, 2, 6 * 2e9 / 4),
         (MEGATRON, "dp=8 zero=1", 2e9, 2, 4 * 2e9 / 8),
         (NO_BUFFERS, "dp=8 zero=1", 2e9, 2, 0),
@@ -40,10 +41,10 @@ def test_bytes_of_a_step(kind, text, elements, size, expected):
 @pytest.mark.parametrize(
     ("framework", "zero", "kind"),
     [
-        ("Megatron-DeepSpeed (BigScience fork)", "ZeRO-1", DEEPSPEED[True]),
-        ("Megatron-DeepSpeed (BigScience fork)", "ZeRO-0", DEEPSPEED[False]),
-        ("Megatron-DeepSpeed", "none", DEEPSPEED[False]),
-        ("Megatron-DeepSpeed", "not stated", DEEPSPEED[True]),
+        ("Megatron-DeepSpeed (BigScience fork)", "ZeRO-1", DEEPSPEED_ZERO),
+        ("Megatron-DeepSpeed (BigScience fork)", "ZeRO-0", DEEPSPEED_PLAIN),
+        ("Megatron-DeepSpeed", "none", DEEPSPEED_PLAIN),
+        ("Megatron-DeepSpeed", "not stated", DEEPSPEED_ZERO),
         ("InternEvo", "FSDP", INTERNEVO), ("NeMo / Megatron-Core", "ZeRO-1", MEGATRON),
         ("torchtitan", "FSDP2 full shard", NO_BUFFERS), ("my loop", "ZeRO-1", NO_BUFFERS),
     ],

@@ -25,8 +25,9 @@ BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 SIZES = {"B": 4, "S": 64}
 
 
-def pricer(ranks=2, **changes):
+def pricer(ranks=2, *, shared=False, **changes):
     cluster, hardware, software = machine(ranks)
+    cluster = replace(cluster, ranks_per_device=2) if shared else cluster
     return Pricer(cluster, replace(hardware, **changes), software, TRAINING)
 
 
@@ -195,3 +196,16 @@ def test_a_price_that_is_kept_is_that_of_every_call_like_it():
         fresh = one._operators.seconds(call, traffic.needs(call), sizes)
         assert found[call.operator.name] == fresh, call.operator.name
     assert found["out"] != found["up"]
+
+
+def test_ranks_that_share_a_device_take_turns_at_all_that_they_compute():
+    """Calls, additions to accumulators and the optimizer of a rank that exchanges nothing."""
+    alone, sharing = (
+        tables("1", "DDP", ("data",), pricer(2, shared=shared)) for shared in (False, True)
+    )
+    option = Option("data", Recompute.NONE, 4, 1)
+    for length in (16, 1024):
+        assert sharing.price(option, length).time_s == pytest.approx(
+            2 * alone.price(option, length).time_s
+        )
+    assert sharing.fixed_s == pytest.approx(2 * alone.fixed_s) and alone.fixed_s > 0

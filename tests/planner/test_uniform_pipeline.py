@@ -31,11 +31,16 @@ def run(text, layers, costs=EQUAL, *, steady=None, monkeypatch=None, extra=(0.0,
         return pipeline(made, one, replace(GPT, layers=layers), parts, costs, [extra] * len(parts))
 
 
-@given(st.integers(1, 40), st.integers(1, 8))
-def test_one_device_runs_them_one_after_the_other(count, layers):
-    ran = run(f"pp=1 micro_batches={count}", layers, REAL)
+@given(
+    st.integers(1, 40),
+    st.integers(2, 8),
+    st.sampled_from(["1f1b", "gpipe", "zb_h1", "zb_h2", "zb_v vpp=2", "interleaved_1f1b vpp=2"]),
+)
+def test_one_device_runs_them_one_after_the_other(count, layers, schedule):
+    ran = run(f"pp=1 micro_batches={count} schedule={schedule}", layers, REAL)
     assert ran.time_s == pytest.approx(count * (3 * layers + 0.3 + 4.5))
-    assert ran.activation_bytes == (10 * layers + 9 + 20,)
+    assert ran.last_backward_s == pytest.approx(2 * layers + 3.2)
+    assert ran.activation_bytes == pytest.approx((10 * layers + 9 + 20,))
 
 
 @settings(max_examples=40, deadline=None)

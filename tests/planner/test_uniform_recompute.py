@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwise.ir.decoder import AttentionKernel
 from shardwise.ir.decoder_graph import LAYER, UNITS
 from shardwise.planner.uniform_recompute import kept_results
 from shardwise.planner.uniform_units import UniformUnits, local_decoder
@@ -67,6 +68,16 @@ def test_half_of_the_products_are_computed_again():
     assert some.backward_s - whole.backward_s == pytest.approx(expected)
     assert some.forward_s == whole.forward_s and some.kept_bytes < whole.kept_bytes
     assert some.kept_bytes + some.opened_bytes >= layer("mbs=4 length=4096").kept_bytes
+
+
+def test_pointwise_work_of_attention_is_cut_over_the_context():
+    shape = replace(GPT, attention=AttentionKernel.UNFUSED)
+    again = {}
+    for context in (1, 4):
+        text = f"cp={context} length=8192"
+        whole, none = layer(f"{text} recompute=region", shape), layer(text, shape)
+        again[context] = whole.backward_s - none.backward_s
+    assert again[4] == pytest.approx(again[1] / 4, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ layer per token and hidden unit) and figure 7 (shares of the tensor-parallel bas
 digitised by github.com/calculon-ai/calculon). h hidden, a heads, s length, t tensor-parallel ranks.
 """
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,3 +145,16 @@ def test_context_parallel_ranks_share_the_attention_core(monkeypatch):
     whole, cut = (layer(LLAMA, f"length=131072 {text}") for text in ("cp=1", "cp=4"))
     for name in ("forward_s", "backward_s"):
         assert getattr(cut, name) == pytest.approx(getattr(whole, name) / 4, rel=0.05)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_float8_halves_the_inputs_of_products_that_are_kept(tensor):
+    """Inputs of qkv, out, up and down are 2 + 2 + 2 + 8 bytes a token and hidden unit; what is
+    gathered is kept in parts."""
+    made = plan(f"tp={tensor} sp length=2048" if tensor > 1 else "length=2048")
+    one = pricer(tensor, "h100-sxm")
+    plain, low = (
+        UniformUnits(GPT, replace(one, linear_dtype=dtype)).costs(made).layer.kept_bytes
+        for dtype in (None, "float8_e4m3fn")
+    )
+    assert plain - low == pytest.approx((2 + 2 + 2 + 8) / 2 * 2048 * GPT.hidden / tensor)
