@@ -23,9 +23,10 @@ from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.flops import ATTENTION, VIEWS, backward_moved, is_product
 from shardwise.ir.hardware import HardwareProfile
 from shardwise.ir.layout import Layout, Shard
+from shardwise.ir.mesh import Mesh
 from shardwise.ir.program import Call
 from shardwise.ir.software import SoftwareProfile
-from shardwise.planner.sizes import number
+from shardwise.planner.sizes import local_bytes, number, parts
 from shardwise.planner.work import call_flops
 
 _LINEAR: Final = "aten.linear.default"
@@ -55,7 +56,7 @@ class OperatorTime:
     """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1): no launch hides behind one."""
 
     def seconds(
-        self, call: Call, needs: Sequence[bool], sizes: Mapping[str, int]
+        self, call: Call, needs: Sequence[bool], sizes: Mapping[str, int], mesh: Mesh
     ) -> tuple[float, float]:
         """(forward, backward) of one call; `needs` says which operands need a gradient."""
         operator = call.operator
@@ -64,7 +65,11 @@ class OperatorTime:
         flops, back = call_flops(call, needs, sizes)
         moved = number(operator.moved_bytes, sizes) / call.parts
         if flops and multiplies(operator.kind):
-            return self._product(call, flops, moved, back, sizes)
+            specs = zip(
+                (*call.operand_specs, *operator.outputs), (*call.reads, *call.writes), strict=True
+            )
+            moved = sum(local_bytes(spec, x.forward, mesh, sizes) for spec, x in specs)
+            return self._product(call, flops, moved, back, sizes, mesh)
         forward = self._floored(self.hardware.memory_s(moved, _memory_key(call)))
         if not call.needs_gradient:
             return forward, 0.0
@@ -78,7 +83,13 @@ class OperatorTime:
         return operators * self._floored(self.hardware.memory_s(moved_bytes) / operators)
 
     def _product(
-        self, call: Call, flops: float, moved: float, back: float, sizes: Mapping[str, int]
+        self,
+        call: Call,
+        flops: float,
+        moved: float,
+        back: float,
+        sizes: Mapping[str, int],
+        mesh: Mesh,
     ) -> tuple[float, float]:
         roofline_s = self.hardware.roofline_s
         if call.operator.kind == ATTENTION:
@@ -97,12 +108,12 @@ class OperatorTime:
             return forward, attention_s("attention.backward", back, 2 * moved)
         compute = self.hardware.compute_s("matmul", self._units(call, sizes), flops)
         bytes_s = self.hardware.memory_s(moved * self._lowered_share(call))
-        forward_tiles, backward_tiles = self._tiling(call, sizes)
+        forward_tiles, backward_tiles = self._tiling(call, sizes, mesh)
         forward = self._floored(compute * forward_tiles + bytes_s)
         each = self._floored(compute * backward_tiles + bytes_s)
         count = back / flops
         if self._is_lowered(call):
-            operands, gradient = self._casts(call, sizes)
+            operands, gradient = self._casts(call, sizes, mesh)
             return forward + operands, count * each + gradient
         return forward, count * each
 
@@ -122,22 +133,20 @@ class OperatorTime:
         heads = number(query[0], sizes) * number(query[1], sizes) / call.parts
         return ending, max(1.0, heads)
 
-    def _tiling(self, call: Call, sizes: Mapping[str, int]) -> tuple[float, float]:
+    def _tiling(self, call: Call, sizes: Mapping[str, int], mesh: Mesh) -> tuple[float, float]:
         """Factors by which the last, partly filled round of tiles lengthens a linear: forward, and
         on average its two backward products."""
         processors = self.hardware.processors
         if call.operator.kind != _LINEAR or processors is None:
             return 1.0, 1.0
         given, last = call.operand_specs[0], len(call.operand_specs[0].shape) - 1
-        inner = int(number(given.shape[last], sizes))
-        rows = int(number(given.element_count(), sizes)) // inner
+        read, written = call.reads[0].forward, call.writes[0].forward
+        whole = int(number(given.shape[last], sizes))
+        inner = whole // _cut(read, last, mesh)
+        rows = int(number(given.element_count(), sizes)) // whole
+        rows //= parts(read, mesh) // _cut(read, last, mesh)
         outer = int(number(call.operator.outputs[0].shape[last], sizes))
-        if _cuts(call.writes[0].forward, last):
-            outer //= call.parts
-        elif _cuts(call.reads[0].forward, last):
-            inner //= call.parts
-        elif call.reads[0].forward.entries:
-            rows //= call.parts
+        outer //= _cut(written, last, mesh)
         count = int(processors.value)
         backward = (tile_rounds(rows, inner, count) + tile_rounds(outer, inner, count)) / 2
         return tile_rounds(rows, outer, count), backward
@@ -172,7 +181,7 @@ class OperatorTime:
         whole = all(number(spec.shape[-1], sizes) * size % WHOLE_BYTES == 0 for spec in specs)
         return dtype if whole or size >= DTYPE_BYTES[_PLAIN] else _PLAIN
 
-    def _casts(self, call: Call, sizes: Mapping[str, int]) -> tuple[float, float]:
+    def _casts(self, call: Call, sizes: Mapping[str, int], mesh: Mesh) -> tuple[float, float]:
         """Seconds to cast the activation of a product, and the gradient of its result: read once,
         two copies written. Weights are cast once a step (planner/uniform_price.py)."""
         assert self.linear_dtype is not None
@@ -181,17 +190,12 @@ class OperatorTime:
         def cast_s(index: int, *, output: bool = False) -> float:
             spec = call.operator.outputs[0] if output else call.operand_specs[index]
             layout = call.writes[0] if output else call.reads[index]
-            cut = self._parts(call, layout.forward.entries)
-            count = number(spec.element_count(), sizes) / cut
+            count = number(spec.element_count(), sizes) / parts(layout.forward, mesh)
             return self._floored(
                 self.hardware.memory_s(count * (DTYPE_BYTES[spec.dtype] + 2 * low))
             )
 
         return cast_s(0), cast_s(0, output=True)
-
-    def _parts(self, call: Call, entries: Sequence[object]) -> int:
-        """A cut operand is cut in as many parts as the work."""
-        return call.parts if entries else 1
 
     def _floored(self, roofline_s: float) -> float:
         if self.blocking:
@@ -221,8 +225,13 @@ def tile_rounds(rows: int, columns: int, processors: int) -> float:
     return best
 
 
-def _cuts(layout: Layout, dim: int) -> bool:
-    return any(isinstance(entry, Shard) and entry.dim == dim for _, entry in layout.entries)
+def _cut(layout: Layout, dim: int, mesh: Mesh) -> int:
+    """In how many parts a layout cuts a dim."""
+    return math.prod(
+        mesh.axis(axis).size
+        for axis, entry in layout.entries
+        if isinstance(entry, Shard) and entry.dim == dim
+    )
 
 
 def _memory_key(call: Call) -> str:

@@ -104,7 +104,7 @@ class Pricer:
         forward = backward = again = 0.0
         for call, needs, count, count_again in self._grouped(traffic, unit):
             if only(call.operator.kind):
-                one, back = self._call_s(call, needs, sizes)
+                one, back = self._call_s(call, needs, sizes, traffic.mesh)
                 forward += count * one
                 backward += count * back
                 again += count_again * one
@@ -117,7 +117,7 @@ class Pricer:
         that reads a parameter and a value with a gradient."""
         weights = {step.name for step in unit.steps if isinstance(step, Use)}
         return sum(
-            self._call_s(step, traffic.needs(step), sizes)[1] / 2
+            self._call_s(step, traffic.needs(step), sizes, traffic.mesh)[1] / 2
             for step in unit.steps
             if isinstance(step, Call)
             and is_product(step.operator.kind)
@@ -141,16 +141,16 @@ class Pricer:
         return known[1]
 
     def _call_s(
-        self, call: Call, needs: tuple[bool, ...], sizes: Mapping[str, int]
+        self, call: Call, needs: tuple[bool, ...], sizes: Mapping[str, int], mesh: Mesh
     ) -> tuple[float, float]:
-        key = (_price_key(call, needs), tuple(sizes.items()))
+        key = (_price_key(call, needs), tuple(sizes.items()), mesh)
         if key not in self._calls:
-            self._calls[key] = self._operators.seconds(call, needs, sizes)
+            self._calls[key] = self._operators.seconds(call, needs, sizes, mesh)
         return self._calls[key]
 
     def forward_s(self, traffic: Traffic, call: Call, sizes: Mapping[str, int]) -> float:
         """Seconds of one call's forward."""
-        return self._call_s(call, traffic.needs(call), sizes)[0]
+        return self._call_s(call, traffic.needs(call), sizes, traffic.mesh)[0]
 
     def activations_s(
         self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int], *, recompute: bool

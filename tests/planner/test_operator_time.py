@@ -24,7 +24,7 @@ def found(shape, name, tensor=1):
     assert len(traffic.program.units) == len(UNITS)
     for step in traffic.program.steps():
         if isinstance(step, Call) and step.operator.name == name:
-            return step, traffic.needs(step)
+            return step, traffic.needs(step), traffic.mesh
     raise AssertionError(name)
 
 
@@ -34,7 +34,8 @@ def seconds(
 ):  # fmt: skip
     one = pricer(8, gpu, floor=floor)
     timed = OperatorTime(one.hardware, one.software, 1, linear_dtype, blocking)
-    return timed.seconds(*found(shape, name, tensor), sizes)
+    call, needs, mesh = found(shape, name, tensor)
+    return timed.seconds(call, needs, sizes, mesh)
 
 
 def share(gpu="h100-sxm"):

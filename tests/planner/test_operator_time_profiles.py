@@ -6,6 +6,7 @@ import pytest
 
 from shardwise.ir import flops
 from shardwise.ir.curve import Constant, Curve
+from shardwise.ir.mesh import Mesh
 from shardwise.ir.operator import Operator, Ref
 from shardwise.ir.program import Call
 from shardwise.ir.tensor import TensorSpec
@@ -51,7 +52,7 @@ def seconds(one, call):
     free = replace(software("torch-cpu"), launch_floor_s=Constant(0, "s", "test"))
     if one.device != "cpu":
         free = replace(free, device=one.device)
-    return OperatorTime(one, free).seconds(call, (True,) * 3, {})
+    return OperatorTime(one, free).seconds(call, (True,) * 3, {}, Mesh(()))
 
 
 def test_attention_of_measured_head_sizes_is_priced_by_head():
@@ -83,10 +84,12 @@ def test_a_backward_has_its_own_curve_where_there_is_one():
     text = "float32[1000, 1000]"
     call = call_of("aten.silu.default", [text], text, (Ref("x"),))
     plain = machine(**{"memory.silu": curve(0.1, "bytes")})
-    forward, backward = OperatorTime(plain, software("torch-cpu")).seconds(call, (True,), {})
+    forward, backward = OperatorTime(plain, software("torch-cpu")).seconds(
+        call, (True,), {}, Mesh(())
+    )
     assert forward == pytest.approx(plain.memory_s(8e6, "memory.silu"))
     assert backward == pytest.approx(plain.memory_s(12e6, "memory.silu"))
     more = {"memory.silu": curve(0.1, "bytes"), "memory.silu.backward": curve(0.03, "bytes")}
     one = machine(**more)
-    again = OperatorTime(one, software("torch-cpu")).seconds(call, (True,), {})
+    again = OperatorTime(one, software("torch-cpu")).seconds(call, (True,), {}, Mesh(()))
     assert again == (forward, pytest.approx(one.memory_s(12e6, "memory.silu.backward")))

@@ -42,7 +42,7 @@ def calls(table, name):
 
 
 def priced(one, table, name, call, sizes):
-    return one._call_s(call, table.traffics[name].needs(call), sizes)
+    return one._call_s(call, table.traffics[name].needs(call), sizes, table.traffics[name].mesh)
 
 
 def test_a_product_costs_its_flop_and_its_bytes_forward_and_twice_backward():
@@ -58,6 +58,20 @@ def test_a_product_costs_its_flop_and_its_bytes_forward_and_twice_backward():
     floor = one.software.launch_floor_s.value
     assert forward == pytest.approx(max(expected, floor))
     assert backward == 2 * forward
+
+
+def test_a_cut_product_moves_what_its_rank_holds():
+    """The activation of a product that is cut by columns is whole on every rank."""
+    one = pricer(2)
+    table = tables("x0=2@loopback", "DDP", ("tensor_sequence",), one)
+    call = next(c for c in calls(table, "tensor_sequence") if c.operator.name == "u0")
+    sizes = {"B": 4, "S": 2048}
+    rows = sizes["B"] * sizes["S"]
+    flops = 2 * rows * WIDTH * INNER / 2
+    moved = 8 * (rows * WIDTH + WIDTH * INNER / 2 + INNER / 2 + rows * INNER / 2)
+    expected = one.hardware.compute_s("matmul", "float64", flops) + one.hardware.memory_s(moved)
+    expected /= one.software.efficiency.value
+    assert priced(one, table, "tensor_sequence", call, sizes)[0] == pytest.approx(expected)
 
 
 def test_attention_does_five_products_backward_for_two_forward():
@@ -192,8 +206,8 @@ def test_a_price_that_is_kept_is_that_of_every_call_like_it():
     traffic, _ = local_decoder(shape, training, 8, False, "nvlink")
     sizes, found = {"B": 1, "S": 3000}, {}
     for call in (step for step in traffic.program.steps() if isinstance(step, Call)):
-        found[call.operator.name] = one._call_s(call, traffic.needs(call), sizes)
-        fresh = one._operators.seconds(call, traffic.needs(call), sizes)
+        found[call.operator.name] = one._call_s(call, traffic.needs(call), sizes, traffic.mesh)
+        fresh = one._operators.seconds(call, traffic.needs(call), sizes, traffic.mesh)
         assert found[call.operator.name] == fresh, call.operator.name
     assert found["out"] != found["up"]
 
