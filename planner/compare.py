@@ -19,7 +19,7 @@ from shardwise.ir.plan import Plan
 from shardwise.ir.plan_text import COLUMNS, seconds, size
 from shardwise.planner.decoder_config import decoder_of_config
 from shardwise.planner.flags import read_flags, read_flags_file
-from shardwise.planner.launcher_plan import LauncherPlan
+from shardwise.planner.launcher_plan import LauncherPlan, not_cut
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.uniform_plan import UniformPlan
 from shardwise.planner.uniform_price import UniformPrice, price_uniform
@@ -114,6 +114,8 @@ def other_plan(
     theirs = _theirs(flags, flags_file, shape, found.world_size)
     _check_dtype(plan, theirs)
     notes = list(theirs.notes)
+    if whole := not_cut(shape, theirs.plan):
+        notes.append(f"{whole}: priced as if every rank of it computed that part whole")
     if (plan.priced_for.hardware_digest, plan.priced_for.software_digest) != (
         hardware.digest(),
         software.digest(),

@@ -81,9 +81,12 @@ def _uniform(text: str, world_size: int) -> LauncherPlan:
     if not text.strip():
         raise ParseError(f"no flags are given; {_FORMS}")
     stated = {part.partition("=")[0] for part in text.split()}
-    made = UniformPlan.parse(text)
+    apart = [part for part in text.split() if not part.startswith("shard=")]
+    made = UniformPlan.parse(" ".join(apart) or "tp=1")
     degrees = {"tp": made.tensor, "pp": made.pipeline, "cp": made.context}
     degree = made.data if stated & {"dp", "data"} else None
     data = data_degree(world_size, degree, **degrees)
+    if "shard" in stated:  # of data ranks, which may be what the other degrees leave
+        made = UniformPlan.parse(text if degree else f"{text} dp={data}")
     length = made.sequence_length if stated & {"length", "sequence_length"} else None
     return LauncherPlan(replace(made, data=data), "uniform", length, "micro_batches" in stated)

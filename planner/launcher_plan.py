@@ -62,6 +62,20 @@ def check_sizes(shape: DecoderShape, stated: Mapping[str, tuple[str, int | bool]
             )
 
 
+def not_cut(shape: DecoderShape, plan: UniformPlan) -> str:
+    """Which part of a layer every tensor rank computes whole, as the degree does not divide it; ""
+    where it divides all. Stacks refuse such a plan or copy heads of keys and values.
+    """
+    for name, size in (
+        ("heads", shape.heads),
+        ("heads of keys and values", shape.kv_heads),
+        ("columns of the feed-forward part", shape.ffn),
+    ):
+        if size % plan.tensor:
+            return f"tp={plan.tensor} does not divide {size} {name}"
+    return ""
+
+
 def micro_batch_count(flag: str, documents: int, data: int, micro_batch: int) -> int:
     """Micro-batches of one replica in a step of `documents`; raises InvalidValueError."""
     count, left = divmod(documents, data * micro_batch)

@@ -11,7 +11,13 @@ from shardwise.planner.published_stack import Stack
 from shardwise.planner.uniform_plan import UniformPlan
 
 _SHARDS_ALL: Final = ("fsdp", "full_shard", "zero-3", "hsdp")
-_GROUPS: Final = re.compile(r"within groups of (\d+)|shard (\d+)")
+_GROUPS: Final = re.compile(r"within groups of ([0-9]{1,9})|shard ([0-9]{1,9})")
+_ZERO: Final = re.compile(r"^zero[ _-]?(?:stage[ _-]?)?(?=[0-3]\b)")
+"""How the stage of ZeRO is written: ZeRO-1, zero1, ZeRO stage 1."""
+_PLAIN: Final = ("none", "no", "zero-0", "ddp", "0", "false")
+"""How a row begins that says plain data parallelism, or that it says nothing of it."""
+_YES: Final = ("yes", "true", "1", "recipe default (yes")
+_NO: Final = ("no", "false", "0", "ring", "recipe default")
 _OFFLOAD: Final = re.compile(r"activation offload ratio (0\.[0-9]+|1)")
 
 
@@ -42,8 +48,11 @@ def plan_of_row(row: Row, stack: Stack) -> UniformPlan:
     alternate = row.text("recompute").lower().startswith("selective op")
     offload = _OFFLOAD.search(row.text("other_settings").lower())
     sequence = row.text("seq_parallel").lower()
-    if sequence in ("", "not stated") and tensor > 1:
-        row.note("no sequence parallelism assumed")
+    if tensor > 1 and not sequence.startswith(_YES):
+        if sequence in ("", "not stated"):
+            row.note("no sequence parallelism assumed")
+        elif not sequence.startswith(_NO):
+            row.note(f"seq_parallel {sequence!r:.40} not known: none assumed")
     return UniformPlan(
         tensor,
         pipeline,
@@ -56,7 +65,7 @@ def plan_of_row(row: Row, stack: Stack) -> UniformPlan:
         chunks,
         zero,
         shard,
-        sequence_parallel=tensor > 1 and sequence.startswith(("yes", "recipe default (yes")),
+        sequence_parallel=tensor > 1 and sequence.startswith(_YES),
         recompute=recompute,
         overlap_gradients=stack.overlaps or zero > 2,
         broadcast_weights=stack.broadcasts and zero in (1, 2),
@@ -86,6 +95,8 @@ def _micro_batches(row: Row, data: int) -> tuple[int, int]:
         if total is None:
             raise InvalidValueError("global_batch and grad_accum are blank: the step has no size")
         count = max(1, round(total / (data * micro)))
+        if count * micro * data != total:
+            row.note(f"global_batch {total} priced as {count} x {micro} x {data} documents")
     elif total is not None and count * micro * data != total:
         derived = max(1, round(total / (data * micro)))
         if derived != count:
@@ -115,7 +126,7 @@ def _schedule(row: Row, pipeline: int) -> tuple[ScheduleKind, int]:
 
 def _zero(row: Row, replicas: int) -> tuple[int, int]:
     """Stage of ZeRO, and ranks of a shard group (0: all)."""
-    text = row.text("zero_fsdp").lower()
+    text = _ZERO.sub("zero-", row.text("zero_fsdp").lower())
     group = _GROUPS.search(text)
     size = int(group[1] or group[2]) if group else 0
     if size >= replicas or (size and replicas % size):
@@ -136,6 +147,8 @@ def _zero(row: Row, replicas: int) -> tuple[int, int]:
         return 1, size
     if not text:
         row.note("plain data parallelism assumed")
+    elif not text.startswith(_PLAIN):
+        row.note(f"zero_fsdp {text!r:.40} not known: plain data parallelism assumed")
     return 0, 0
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from shardwise.ir.decoder import AttentionKernel, DecoderShape
 from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.training import TrainingSpec
+from shardwise.planner.launcher_plan import not_cut
 from shardwise.planner.published_cells import NUMBER, Row
 from shardwise.planner.published_memory import (
     DEEPSPEED_PLAIN,
@@ -33,6 +34,7 @@ _NOT_MODELLED: Final = (
 )  # fmt: skip
 """Words of settings that change memory or work in a way that no price knows. A run that is not
 packed has shorter documents than its length says."""
+_PRECISIONS: Final = ("bf16", "bfloat16", "fp16", "float16", "fp8", "float8", "mixed")
 VOCABULARY: Final = 50304
 """Where a row has none: GPT-2's table padded to a multiple of 128 (Megatron-LM's default)."""
 
@@ -74,6 +76,8 @@ def read_row(cells: Mapping[str, str]) -> PublishedRun:
         row.note(text)
     shape = _shape(row, stack, is_eager=is_eager)
     plan = plan_of_row(row, stack)
+    if whole := not_cut(shape, plan):
+        raise InvalidValueError(f"{whole}; what ranks do then differs between stacks")
     training, linear = _precision(row, stack)
     return PublishedRun(
         shape,
@@ -147,11 +151,13 @@ def _tied_as_counted(row: Row, shape: DecoderShape) -> DecoderShape:
 
 def _precision(row: Row, stack: Stack) -> tuple[TrainingSpec, str | None]:
     text = row.text("precision").lower()
-    half = "float16" if text.startswith("fp16") else "bfloat16"
+    half = "float16" if text.startswith(("fp16", "float16")) else "bfloat16"
     linear = "float8_e4m3fn" if "fp8" in text or "float8" in text else None
     if not text:
         row.note("bfloat16 assumed")
-    if text.startswith(("fp32", "tf32")):
+    elif not any(word in text for word in _PRECISIONS):
+        row.note(f"precision {text!r:.40} not known: bfloat16 assumed")
+    if text.startswith(("fp32", "tf32", "float32", "fp64", "float64")):
         raise InvalidValueError(f"precision {text!r:.40} is not priced")
     wide = half if stack.half_gradients else "float32"
     if "grad accum in half" in text:
@@ -169,4 +175,6 @@ def _precision(row: Row, stack: Stack) -> tuple[TrainingSpec, str | None]:
 
 def _ranks_per_node(row: Row, plan: UniformPlan) -> int:
     count = row.integer("gpus_per_node", min(8, plan.world_size), "nodes of eight")
+    if plan.world_size % min(count, plan.world_size):
+        raise InvalidValueError(f"{plan.world_size} GPUs are no multiple of {count} in a node")
     return min(count, plan.world_size)

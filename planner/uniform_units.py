@@ -129,9 +129,7 @@ class UniformUnits:
         hop = 2 * tensors * rows * heads * shape.head_size * size
         span = self.pricer.cluster.span(plan.tensor, plan.context)
         one = self.pricer.hardware.collective_s("send_recv", span, hop)
-        total = one * (plan.context - 1)
-        overlap = self.pricer.hardware.link(span.link).overlap.value
-        return total - min(total * overlap, compute_s)
+        return self.pricer.shown_s(one * (plan.context - 1), compute_s, span)
 
     def _again_s(self, plan: UniformPlan, traffic: Traffic, name: str, forward_s: float) -> float:
         """What of a unit's forward, its messages included, is computed once more."""
