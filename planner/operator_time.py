@@ -94,18 +94,18 @@ class OperatorTime:
         roofline_s = self.hardware.roofline_s
         if call.operator.kind == ATTENTION:
             dtype = call.operator.outputs[0].dtype
-            kernel = dict(call.operator.kwargs).get("kernel")
-            kernel = f".{kernel}" if kernel else ""
+            named = f"attention.{dict(call.operator.kwargs).get('kernel')}"
+            key = named if named in dict(self.hardware.efficiency) else "attention"
             size, heads = self._heads(call, sizes)
 
             def attention_s(key: str, work: float, bytes_: float) -> float:
                 one = roofline_s(f"{key}{size}", dtype, work / heads, bytes_ / heads)
                 return self._floored(heads * one)
 
-            forward = attention_s(f"attention{kernel}", flops, moved)
+            forward = attention_s(key, flops, moved)
             if not back:
                 return forward, 0.0
-            return forward, attention_s("attention.backward", back, 2 * moved)
+            return forward, attention_s(f"{key}.backward", back, 2 * moved)
         compute = self.hardware.compute_s("matmul", self._units(call, sizes), flops)
         bytes_s = self.hardware.memory_s(moved * self._lowered_share(call))
         forward_tiles, backward_tiles = self._tiling(call, sizes, mesh)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.ir.decoder import AttentionKernel
 from shardwise.ir.decoder_graph import UNITS
 from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.program import Call
@@ -40,6 +41,20 @@ def seconds(
 
 def share(gpu="h100-sxm"):
     return pricer(8, gpu).software.efficiency.value
+
+
+@pytest.mark.parametrize(
+    ("kernel", "key"), [("flash", "attention"), ("flash3", "attention.flash3")]
+)
+def test_attention_goes_by_the_curves_of_its_kernel_both_ways(kernel, key):
+    shape = replace(GPT, attention=AttentionKernel(kernel))
+    sizes = {"B": 8, "S": 8192}
+    forward, backward = seconds(shape, "attention", sizes)
+    hardware, heads = pricer(8, "h100-sxm").hardware, shape.heads * sizes["B"]
+    flops = 2 * heads * sizes["S"] ** 2 * shape.head_size
+    assert forward == pytest.approx(hardware.compute_s(key, "bfloat16", flops) / share(), rel=1e-3)
+    back_s = hardware.compute_s(f"{key}.backward", "bfloat16", 2.5 * flops) / share()
+    assert backward == pytest.approx(back_s, rel=1e-3)
 
 
 def bounds(flops, moved, rounds=1.0):
