@@ -12,7 +12,7 @@ else a text says (oversubscription between pods) is not read.
 import re
 from typing import Final
 
-_COUNT: Final = r"(?:(?P<count>\d+)\s*[x*]\s*)?(?:(?:EDR|HDR|NDR|XDR)\s+)?"
+_COUNT: Final = r"(?:(?P<count>\d{1,6})\s*[x*]\s*)?(?:(?:EDR|HDR|NDR|XDR)\s+)?"
 _RATE: Final = re.compile(
     _COUNT + r"(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>Gb|Gbit|GB|Tb|Tbit|TB)(?:/s|ps)"
     r"(?:\s+[A-Za-z-]+){0,3}?\s+per\s+(?P<per>GPU|node)\b"

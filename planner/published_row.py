@@ -78,6 +78,8 @@ def read_row(cells: Mapping[str, str]) -> PublishedRun:
     plan = plan_of_row(row, stack)
     if whole := not_cut(shape, plan):
         raise InvalidValueError(f"{whole}; what ranks do then differs between stacks")
+    if plan.context > plan.sequence_length:
+        raise InvalidValueError(f"cp {plan.context} cuts {plan.sequence_length} tokens to nothing")
     training, linear = _precision(row, stack)
     return PublishedRun(
         shape,

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from shardwise.ir.decoder import DecoderShape
 from shardwise.ir.dtype import DTYPE_BYTES
+from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.schedule import ScheduleKind, actions
 from shardwise.ir.schedule_action import ActionKind
 from shardwise.ir.schedule_orders import Orders
@@ -27,6 +28,8 @@ _STEADY = 4
 """Micro-batches for each device after which a pipeline of equal ones is in its steady state: the
 busiest device then never waits, and each more costs its time. Compared with all of them simulated
 in tests/planner/test_uniform_pipeline.py."""
+MOST_ACTIONS = 2_000_000
+"""That a price simulates: some ten seconds."""
 WEIGHT_KEPT = 0.5
 """Share of the kept activations that the backward of weights reads, the inputs of the products:
 assumption. In GPT with unfused attention it is 32 of 34 + 5 a s / h bytes (Qi et al. 2024, table
@@ -76,6 +79,12 @@ def pipeline(
     count = min(plan.micro_batches, _STEADY * plan.pipeline + plan.micro_batches % plan.pipeline)
     if plan.schedule is ScheduleKind.GPIPE:  # it keeps every micro-batch
         count = plan.micro_batches
+    count_of_actions = 2 * count * plan.pipeline * plan.chunks
+    if count_of_actions > MOST_ACTIONS:
+        raise InvalidValueError(
+            f"plan '{plan}' is {count_of_actions:,} actions on its pipeline, and at most "
+            f"{MOST_ACTIONS:,} are simulated; state fewer model parts or micro-batches"
+        )
     orders = _orders(replace(plan, micro_batches=count), tuple(parts), hop)
     ran = simulate(orders, _duration(parts), lambda *_: hop)
     peaks = memory(

@@ -76,6 +76,9 @@ def profile(
             "'_' and '.'; rename the file"
         )
     software_path = software_output or output.with_name(f"{output.stem}-software.toml")
+    if os.environ.get("RANK", "0") == "0":
+        for path in (output, software_path):
+            _check_writable(path)
     torch.set_num_threads(1)
     with connected(torch.device(device)) as communicator:
         leader = communicator.rank == 0
@@ -100,6 +103,20 @@ def profile(
             for line in headlines(found.hardware, found.software):
                 say(line)
     return found
+
+
+def _check_writable(path: Path) -> None:
+    """Raise InvalidValueError before minutes are spent on what could not be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise InvalidValueError(
+            f"{path}: cannot be written ({error.strerror}); give a file in a folder of your own"
+        ) from None
+    if path.stat().st_size == 0:
+        path.unlink()  # no empty profile where the measurement is broken off
 
 
 def measure(

@@ -72,6 +72,10 @@ def test_no_rate_is_none(text) -> None:
     assert inter_link_rate(text, 8) is None
 
 
+def test_a_count_longer_than_an_integer_is_read() -> None:
+    assert inter_link_rate(f"{'9' * 5000} x 200 Gb/s per GPU", 8) is not None
+
+
 def test_the_rate_of_a_node_of_unknown_size_is_none() -> None:
     assert inter_link_rate("800 Gb/s per node", None) is None
     assert inter_link_rate("800 Gb/s per GPU", None) == 100e9

@@ -96,6 +96,10 @@ def test_text_is_a_table_with_what_is_not_modelled():
     assert lines[2].split()[:3] == ["bucket", "length", "ours/doc"]
     assert max(map(len, lines)) <= COLUMNS
     assert "Not modelled" in text and text == text.strip()
+    assert any(
+        "does not divide 2 heads of keys and values" in note for note in beside("tp=4").notes
+    )
+    assert not any("does not divide" in note for note in beside("tp=2").notes)
 
 
 def test_float8_and_other_profiles_are_noted(tmp_path):

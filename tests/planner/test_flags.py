@@ -13,6 +13,8 @@ from shardwise.ir.schedule import ScheduleKind
 from shardwise.ir.strategy import Recompute
 from shardwise.planner.flag_words import flags
 from shardwise.planner.flags import read_flags, read_flags_file
+from shardwise.planner.launcher_plan import not_cut
+from shardwise.planner.uniform_plan import UniformPlan
 from tests.planner.test_uniform_plan import plans
 
 SHAPE = DecoderShape(
@@ -67,6 +69,23 @@ def test_uniform_text_leaves_the_data_degree_to_the_world():
     assert (read.plan.data, read.sequence_length, read.counts_micro_batches) == (2, None, False)
     read = read_flags("tp=8 pp=4 dp=2 micro_batches=8 length=4096", SHAPE, 64)
     assert (read.sequence_length, read.counts_micro_batches) == (4096, True)
+
+
+def test_shards_are_of_the_data_ranks_that_the_world_leaves():
+    made = read_flags("tp=2 zero=3 shard=8", SHAPE, 64).plan
+    assert (made.data, made.shard) == (32, 8)
+    for text in ("tp=2 zero=3 shard=7", "tp=2 zero=3 shard=0x", "tp=2 dp=32 zero=3 shard=64"):
+        with pytest.raises(ShardwiseError):
+            read_flags(text, SHAPE, 64)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "named"), [(8, ""), (64, "32 heads"), (16, "8 heads of keys"), (3, "32 heads")]
+)
+def test_parts_that_the_tensor_degree_does_not_divide_are_named(tensor, named):
+    found = not_cut(SHAPE, UniformPlan(tensor=tensor))
+    assert named in found and bool(named) == bool(found)
+    assert "feed-forward" in not_cut(replace(SHAPE, ffn=14335), UniformPlan(tensor=2))
 
 
 def test_a_script_of_megatron(tmp_path):

@@ -336,3 +336,52 @@ def test_what_torchtitan_compiles(source, settings, loss, gate):
 )
 def test_activations_on_the_host(settings, offload):
     assert changed(other_settings=settings).plan.offload == offload
+
+
+DIGITS = "9" * 5000
+"""More than int() converts."""
+
+
+@pytest.mark.parametrize(
+    ("cells", "note"),
+    [
+        ({"zero_fsdp": "sharded"}, "zero_fsdp 'sharded' not known: plain data parallelism assumed"),
+        ({"zero_fsdp": f"ZeRO-1 within groups of {DIGITS}"}, None),
+        ({"seq_parallel": "maybe"}, "seq_parallel 'maybe' not known: none assumed"),
+        ({"seq_parallel": "no"}, None),
+        ({"precision": "int8"}, "precision 'int8' not known: bfloat16 assumed"),
+        ({"global_batch": "130", "grad_accum": ""}, "global_batch 130 priced as 8 x 2 x 8"),
+        ({"global_batch": "128", "grad_accum": ""}, None),
+    ],
+)
+def test_words_that_are_not_known_are_notes(cells, note):
+    notes = changed(**cells).notes
+    assert (not notes) if note is None else any(note in one for one in notes), notes
+
+
+@pytest.mark.parametrize(
+    ("text", "stage"),
+    [("zero1", 1), ("ZeRO 2", 2), ("zero_3", 3), ("ZeRO stage 1", 1), ("ZeRO-0", 0), ("DDP", 0)],
+)
+def test_a_stage_of_zero_however_it_is_written(text, stage):
+    run = changed(zero_fsdp=text)
+    assert run.plan.zero == stage and run.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"precision": "float32"}, "not priced"),
+        ({"kv_heads": "1"}, "heads of keys and values"),
+        ({"ffn": "14337"}, "feed-forward"),
+        ({"gpus_per_node": "3"}, "no multiple of 3 in a node"),
+        ({"cp": "8", "dp": "1", "seq_len": "7"}, "cp 8 cuts 7 tokens"),
+    ],
+)
+def test_what_has_no_price_is_refused(cells, reason):
+    with pytest.raises(InvalidValueError, match=reason):
+        changed(**cells)
+
+
+def test_a_row_in_float16_by_its_long_name():
+    assert changed(precision="float16").training.compute_dtype == "float16"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.schedule import ScheduleKind
 from shardwise.planner import uniform_pipeline
 from shardwise.planner.stage_layers import stage_layers
@@ -158,3 +159,8 @@ def test_messages_between_devices_cost_time():
 def test_what_weights_add_is_added_to_every_micro_batch():
     ran = run("pp=1 micro_batches=5", 2, extra=(0.5, 0.25))
     assert ran.time_s == pytest.approx(5 * (6 + 0.75))
+
+
+def test_a_pipeline_of_too_many_actions_is_refused():
+    with pytest.raises(InvalidValueError, match=r"2,304,000 actions.*at most 2,000,000"):
+        run("pp=8 micro_batches=100 vpp=4000 schedule=interleaved_1f1b", 32000)

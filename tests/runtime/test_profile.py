@@ -20,7 +20,7 @@ from shardwise.ir.span import Span
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.traffic import Traffic
-from shardwise.runtime import profile_samples
+from shardwise.runtime import profile_command, profile_samples
 from shardwise.runtime.profile_build import (
     Measured,
     hardware_profile,
@@ -361,3 +361,23 @@ def test_ranks_of_torchrun_make_a_cluster(monkeypatch):
 def test_a_file_whose_name_is_no_profile_is_refused(tmp_path):
     with pytest.raises(InvalidValueError, match="named after its file"):
         profile(tmp_path / "My Machine.toml")
+
+
+@pytest.mark.parametrize("place", ["mine.toml/", "/proc/nothing/mine.toml"])
+def test_a_file_that_can_not_be_written_is_refused_before_measuring(tmp_path, monkeypatch, place):
+    monkeypatch.setattr(profile_command, "connected", lambda _: pytest.fail("measures"))
+    output = tmp_path / place
+    if place.endswith("/"):
+        output.mkdir()
+    with pytest.raises(InvalidValueError, match="cannot be written"):
+        profile(output)
+
+
+def test_no_empty_profile_stays_where_measuring_is_broken_off(tmp_path, monkeypatch):
+    def breaks(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profile_command, "connected", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        profile(tmp_path / "new" / "mine.toml")
+    assert list(tmp_path.rglob("*.toml")) == []
