@@ -1,8 +1,10 @@
 """The comparison of prices with runs: its statistics, its meter and its page."""
 
 import gc
+from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,12 +34,25 @@ def test_live_bytes_of_a_forward_and_backward():
 
 
 def test_the_report_counts_errors_and_a_page_keeps_its_other_sections(tmp_path):
-    point = Point("data", "DDP", "none", 256, 2, 0.9, 1.0, 0.1, 99, 100, 100)
-    points = [point, Point("ulysses", "DDP", "none", 512, 1, 2.2, 2.0, 0.1, 100, 100, 10**9)]
-    found = {"shared": 0.25, "world": 2, "points": [vars_of(one) for one in points]}
+    point = Point(
+        "data", "DDP", "none", 256, 2, compute_s=0.5, messages_s=0.4, pace=1.0, measured_s=1.0,
+        spread=0.1, end_compute_s=0.1, end_messages_s=0.1, measured_end_s=0.2, predicted_live=99,
+        measured_live=100, measured_vm=100,
+    )  # fmt: skip
+    other = replace(
+        point, implementation="ulysses", compute_s=1.0, messages_s=0.2, pace=2.0, measured_s=2.0,
+        predicted_live=100, measured_vm=10**9,
+    )  # fmt: skip
+    assert other.predicted_s == 2.2 and other.predicted_end_s == pytest.approx(0.3)
+    assert other.predicted_step_s == pytest.approx(9.1) and other.measured_step_s == 8.2
+    found = {"shared": 0.25, "world": 2, "points": [vars_of(one) for one in (point, other)]}
     text = report(found, "command")
     assert "2 ranks, 2 points; a busy loop waited 25 %" in text
+    assert "1.00 to 2.00 times as long" in text
+    # slots 10 and 10 %, at the pace of the profile 10 and 40; steps 9.5 and 11 %
     assert "median error 10.0 %, largest 10 %; Spearman 1.000" in text
+    assert "at the pace of the profile, median error 25.0 %" in text
+    assert "steps of 4" not in text and "a step of 4 slots: median error 10.2 %" in text
     assert "median error 0.50 %" in text and "1 of 2 within max(3 %, 24 MB)" in text
     page = tmp_path / "page.md"
     for name, body in (("a", "one"), ("b", "two"), ("a", "three")):

@@ -12,7 +12,7 @@ import torch
 from shardwise.ir import decide
 from shardwise.ir.axis_state import READ, WHOLE, Sharded
 from shardwise.ir.layout import Partial, Replicate, Shard
-from shardwise.runtime import library, redistribute
+from shardwise.runtime import library, pieces, redistribute
 from shardwise.runtime.parameters import ParameterStore
 from shardwise.runtime.program import Program
 from shardwise.runtime.regather import Regather
@@ -60,7 +60,7 @@ def scattered_without_a_sum(original):
     def run(router, x, step, shape):
         cuts = [(step.target.placement(a), router.mesh.axis(a).size) for a in step.axes]
         group = router.group(step.axes)
-        return redistribute._split(x, cuts)[group.index(router.rank)].contiguous()
+        return pieces.split(x, cuts)[group.index(router.rank)].contiguous()
 
     return run
 
@@ -122,12 +122,12 @@ def bias_added_on_every_rank(original):
 
 
 def outer_blocks_forgotten(patch):
-    original = redistribute._intervals.__wrapped__
+    original = pieces._intervals.__wrapped__
 
     def plain(cut, length, ranks, place):
         return original(Shard(cut.dim), length, ranks, place)
 
-    patch.setattr(redistribute, "_intervals", plain)
+    patch.setattr(pieces, "_intervals", plain)
 
 
 def _moved(backward):
