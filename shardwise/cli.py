@@ -44,37 +44,53 @@ def _options(
     """Plan how a PyTorch model is split over devices, per band of sequence lengths."""
 
 
+Flags = Annotated[str | None, typer.Option(help="Your own plan, priced alike: 'tp=8 pp=4 ...'.")]
+FlagsFile = Annotated[
+    Path | None, typer.Option(help="The same from a Megatron script or torchtitan TOML.")
+]
+FlagsModel = Annotated[str | None, typer.Option(help="With flags: hf:config.json.")]
+FlagsCluster = Annotated[Path | None, typer.Option(help="With flags: the plan's cluster.")]
+
+
+def _beside(
+    flags: str | None, flags_file: Path | None, model: str | None, cluster: Path | None
+) -> tuple[str, Path] | None:
+    """Model and cluster of the plan that flags state; None without flags."""
+    from shardwise.ir.errors import InvalidValueError
+
+    if flags is None and flags_file is None:
+        if model is not None or cluster is not None:
+            raise InvalidValueError("--model and --cluster go with --flags; give your own plan")
+        return None
+    if model is None or cluster is None:
+        raise InvalidValueError("--flags needs --model hf:config.json and --cluster of the plan")
+    return model, cluster
+
+
 @app.command()
 def explain(
     plan: PlanPath,
-    flags: Annotated[
-        str | None, typer.Option(help="Your own plan, to price beside it: 'tp=8 pp=4 ...'.")
-    ] = None,
-    flags_file: Annotated[
-        Path | None, typer.Option(help="The same from a Megatron script or torchtitan TOML.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="With flags: hf:config.json.")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="With flags: the plan's cluster.")] = None,
+    flags: Flags = None,
+    flags_file: FlagsFile = None,
+    model: FlagsModel = None,
+    cluster: FlagsCluster = None,
 ) -> None:
     """Print a plan: mesh, stages, parameters, and the strategies and prices of each bucket.
 
     With --flags or --flags-file: the prices of another plan beside it; see docs/prices.md.
     """
     from shardwise.ir import plan_file, plan_text
-    from shardwise.ir.errors import InvalidValueError
 
     made = plan_file.load(plan)
-    if flags is None and flags_file is None:
-        if model is not None or cluster is not None:
-            raise InvalidValueError("--model and --cluster go with --flags; give your own plan")
+    beside = _beside(flags, flags_file, model, cluster)
+    if beside is None:
         typer.echo(plan_text.render(made), nl=False)
         return
-    if model is None or cluster is None:
-        raise InvalidValueError("--flags needs --model hf:config.json and --cluster of the plan")
     from shardwise.planner.compare import compare
 
-    beside = compare(made, model=model, cluster=cluster, flags=flags, flags_file=flags_file)
-    typer.echo(str(beside))
+    typer.echo(
+        str(compare(made, model=beside[0], cluster=beside[1], flags=flags, flags_file=flags_file))
+    )
 
 
 JobPath = Annotated[Path, typer.Argument(metavar="JOB.toml", help="A job file.")]
@@ -216,15 +232,11 @@ def simulate_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the global batches.")] = 0,
     step: Annotated[int, typer.Option(help="Which of them.")] = 0,
-    flags: Annotated[
-        str | None, typer.Option(help="Your own plan, in the place of this one: 'tp=8 pp=4 ...'.")
-    ] = None,
-    flags_file: Annotated[
-        Path | None, typer.Option(help="The same from a Megatron script or torchtitan TOML.")
-    ] = None,
+    flags: Flags = None,
+    flags_file: FlagsFile = None,
     length: Annotated[int | None, typer.Option(help="With flags: tokens of a document.")] = None,
-    model: Annotated[str | None, typer.Option(help="With flags: hf:config.json.")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="With flags: the plan's cluster.")] = None,
+    model: FlagsModel = None,
+    cluster: FlagsCluster = None,
 ) -> None:
     """Draw one step of a plan, print its time and write its trace (opens in ui.perfetto.dev).
 
@@ -234,9 +246,14 @@ def simulate_command(
     from shardwise.ir.errors import InvalidValueError
 
     made = plan_file.load(plan)
-    if flags is None and flags_file is None:
-        if length is not None or model is not None or cluster is not None:
-            raise InvalidValueError("--length, --model and --cluster go with --flags; give a plan")
+    if not (flags is None and flags_file is None) and (lengths is not None or seed or step):
+        raise InvalidValueError(
+            "--lengths, --seed and --step are of this plan's own steps; leave them out with --flags"
+        )
+    beside = _beside(flags, flags_file, model, cluster)
+    if beside is None:
+        if length is not None:
+            raise InvalidValueError("--length and what it is of go with --flags; give your plan")
         if lengths is None:
             raise InvalidValueError("give --lengths, the length histogram of the plan")
         from shardwise.ir.lengths_file import read_lengths
@@ -246,16 +263,10 @@ def simulate_command(
         simulated.save_trace(output)
         typer.echo(f"{simulated}\nwrote {output}")
         return
-    if lengths is not None or seed or step:
-        raise InvalidValueError(
-            "--lengths, --seed and --step are of this plan's own steps; leave them out with --flags"
-        )
-    if model is None or cluster is None:
-        raise InvalidValueError("--flags needs --model hf:config.json and --cluster of the plan")
     from shardwise.planner.compare import other_plan
     from shardwise.planner.simulate_flags import simulate_flags
 
-    other = other_plan(made, model=model, cluster=cluster, flags=flags, flags_file=flags_file)
+    other = other_plan(made, model=beside[0], cluster=beside[1], flags=flags, flags_file=flags_file)
     theirs = simulate_flags(other, length)
     theirs.save_trace(output)
     typer.echo(f"{theirs}\nwrote {output}")
