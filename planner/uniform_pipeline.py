@@ -59,70 +59,73 @@ class _Part:
     opened_bytes: float
 
 
-def pipeline(
-    plan: UniformPlan,
-    pricer: Pricer,
-    shape: DecoderShape,
-    layers: Sequence[StageLayers],
-    costs: PartCosts,
-    extras: Sequence[tuple[float, float]],
-) -> PipelineRun:
-    """Run every micro-batch; `extras` are the (forward, backward) seconds that the weights of each
-    model part add to it."""
-    parts, splits = _parts(plan, layers, costs, extras), plan.schedule.splits_backward
-    hop = _hop_s(plan, pricer, shape)
-    if plan.pipeline == 1:  # one micro-batch after the other, whatever the schedule and its parts
-        last = sum(part.backward_s + part.weight_s for part in parts)
-        total = plan.micro_batches * (last + sum(part.forward_s for part in parts))
-        held = sum(part.kept_bytes for part in parts) + max(part.opened_bytes for part in parts)
-        return PipelineRun(total, last, (held,))
-    count = min(plan.micro_batches, _STEADY * plan.pipeline + plan.micro_batches % plan.pipeline)
-    if plan.schedule is ScheduleKind.GPIPE:  # it keeps every micro-batch
-        count = plan.micro_batches
-    count_of_actions = 2 * count * plan.pipeline * plan.chunks
-    if count_of_actions > MOST_ACTIONS:
-        raise InvalidValueError(
-            f"plan '{plan}' is {count_of_actions:,} actions on its pipeline, and at most "
-            f"{MOST_ACTIONS:,} are simulated; state fewer model parts or micro-batches"
+@dataclass(frozen=True)
+class Pipeline:
+    """The micro-batches of a step on their devices."""
+
+    plan: UniformPlan
+    parts: tuple[_Part, ...]
+    hop_s: float
+    """Of a message between neighbouring devices."""
+
+    @classmethod
+    def of(
+        cls,
+        plan: UniformPlan,
+        pricer: Pricer,
+        shape: DecoderShape,
+        layers: Sequence[StageLayers],
+        costs: PartCosts,
+        extras: Sequence[tuple[float, float]],
+    ) -> "Pipeline":
+        """`extras` are the (forward, backward) seconds that the weights of each model part add to
+        a micro-batch."""
+        splits = plan.schedule.splits_backward
+        parts = tuple(
+            _part(part, costs, extra, splits=splits)
+            for part, extra in zip(layers, extras, strict=True)
         )
-    orders = _orders(replace(plan, micro_batches=count), tuple(parts), hop)
-    ran = simulate(orders, _duration(parts), lambda *_: hop)
-    peaks = memory(
-        ran,
-        lambda chunk, _: parts[chunk].kept_bytes,
-        lambda chunk, _: WEIGHT_KEPT * parts[chunk].kept_bytes,
-        lambda kind, chunk, _: 0.0 if kind is ActionKind.F else parts[chunk].opened_bytes,
-    )
-    busiest = max(map(ran.busy_s, range(ran.devices))) / count
-    whole = ran.period_s if splits else ran.makespan_s
-    time_s = whole + (plan.micro_batches - count) * busiest
-    last = max(part.backward_s + part.weight_s for part in parts)
-    return PipelineRun(time_s, last, tuple(peak.bytes for peak in peaks))
+        return cls(plan, parts, _hop_s(plan, pricer, shape))
 
+    def run(self) -> PipelineRun:
+        """Run every micro-batch; of many that are equal, a part is simulated.
 
-def step_timeline(
-    plan: UniformPlan,
-    pricer: Pricer,
-    shape: DecoderShape,
-    layers: Sequence[StageLayers],
-    costs: PartCosts,
-    extras: Sequence[tuple[float, float]],
-) -> Timeline:
-    """Every micro-batch of a step on its device, none left out as `pipeline` does."""
-    parts, hop = _parts(plan, layers, costs, extras), _hop_s(plan, pricer, shape)
-    return simulate(_orders(plan, tuple(parts), hop), _duration(parts), lambda *_: hop)
+        Raises InvalidValueError where that part is over MOST_ACTIONS actions.
+        """
+        plan, parts = self.plan, self.parts
+        if plan.pipeline == 1:  # one micro-batch after the other, whatever the schedule and parts
+            last = sum(part.backward_s + part.weight_s for part in parts)
+            total = plan.micro_batches * (last + sum(part.forward_s for part in parts))
+            held = sum(part.kept_bytes for part in parts) + max(part.opened_bytes for part in parts)
+            return PipelineRun(total, last, (held,))
+        count = min(
+            plan.micro_batches, _STEADY * plan.pipeline + plan.micro_batches % plan.pipeline
+        )
+        if plan.schedule is ScheduleKind.GPIPE:  # it keeps every micro-batch
+            count = plan.micro_batches
+        count_of_actions = 2 * count * plan.pipeline * plan.chunks
+        if count_of_actions > MOST_ACTIONS:
+            raise InvalidValueError(
+                f"plan '{plan}' is {count_of_actions:,} actions on its pipeline, and at most "
+                f"{MOST_ACTIONS:,} are simulated; state fewer model parts or micro-batches"
+            )
+        ran = replace(self, plan=replace(plan, micro_batches=count)).timeline()
+        peaks = memory(
+            ran,
+            lambda chunk, _: parts[chunk].kept_bytes,
+            lambda chunk, _: WEIGHT_KEPT * parts[chunk].kept_bytes,
+            lambda kind, chunk, _: 0.0 if kind is ActionKind.F else parts[chunk].opened_bytes,
+        )
+        busiest = max(map(ran.busy_s, range(ran.devices))) / count
+        whole = ran.period_s if plan.schedule.splits_backward else ran.makespan_s
+        time_s = whole + (plan.micro_batches - count) * busiest
+        last = max(part.backward_s + part.weight_s for part in parts)
+        return PipelineRun(time_s, last, tuple(peak.bytes for peak in peaks))
 
-
-def _parts(
-    plan: UniformPlan,
-    layers: Sequence[StageLayers],
-    costs: PartCosts,
-    extras: Sequence[tuple[float, float]],
-) -> list[_Part]:
-    splits = plan.schedule.splits_backward
-    return [
-        _part(part, costs, extra, splits=splits) for part, extra in zip(layers, extras, strict=True)
-    ]
+    def timeline(self) -> Timeline:
+        """Every micro-batch on its device, none left out."""
+        orders = _orders(self.plan, self.parts, self.hop_s)
+        return simulate(orders, _duration(self.parts), lambda *_: self.hop_s)
 
 
 def _part(

@@ -22,7 +22,7 @@ from shardwise.ir.span import Span
 from shardwise.planner.published_memory import NO_BUFFERS, UNFILLED, StepBuffers
 from shardwise.planner.stage_layers import StageLayers, stage_layers
 from shardwise.planner.time_model import Pricer
-from shardwise.planner.uniform_pipeline import pipeline, step_timeline
+from shardwise.planner.uniform_pipeline import Pipeline
 from shardwise.planner.uniform_plan import UniformPlan
 from shardwise.planner.uniform_units import PartCost, PartCosts, UniformUnits
 from shardwise.solvers.timeline import Timeline
@@ -76,7 +76,7 @@ def price_uniform(
     than layers; UnsupportedError for a dtype or collective without a price.
     """
     made = _Step.of(shape, plan, pricer)
-    ran = pipeline(plan, pricer, made.shape, made.layers, made.costs, made.extras)
+    ran = made.pipeline.run()
     weights, data, layers, cluster = made.weights, made.data, made.layers, pricer.cluster
     counts = [weights.elements(part, plan) for part in _devices(layers, plan)]
     gradients_s = data.step_s(max(counts), ran.last_backward_s)
@@ -111,8 +111,7 @@ def price_uniform(
 
 def uniform_timeline(shape: DecoderShape, plan: UniformPlan, pricer: Pricer) -> Timeline:
     """All micro-batches of a step of a uniform plan; raises as `price_uniform`."""
-    made = _Step.of(shape, plan, pricer)
-    return step_timeline(plan, pricer, made.shape, made.layers, made.costs, made.extras)
+    return _Step.of(shape, plan, pricer).pipeline.timeline()
 
 
 def reserve_bytes(hardware: HardwareProfile, plan: UniformPlan) -> int:
@@ -166,14 +165,10 @@ class _PartWeights:
 class _Step:
     """What a step of a uniform plan is made of."""
 
-    shape: DecoderShape
-    """Its table padded so that the tensor axis cuts it, as Megatron-LM does."""
     layers: tuple[StageLayers, ...]
-    costs: PartCosts
     weights: _PartWeights
     data: "DataParallel"
-    extras: tuple[tuple[float, float], ...]
-    """Seconds that the weights of each model part add to a micro-batch."""
+    pipeline: Pipeline
 
     @classmethod
     def of(cls, shape: DecoderShape, plan: UniformPlan, pricer: Pricer) -> "_Step":
@@ -183,13 +178,15 @@ class _Step:
                 f"plan '{plan}' has {plan.world_size} ranks, {cluster.name} {cluster.world_size}; "
                 "their product must be the cluster's"
             )
+        # the table is padded so that the tensor axis cuts it, as Megatron-LM does
         shape = replace(shape, vocabulary=-(-shape.vocabulary // plan.tensor) * plan.tensor)
         layers = stage_layers(shape.layers, plan.pipeline, plan.chunks, plan.schedule)
         costs = UniformUnits(shape, pricer).costs(plan)
         weights = _PartWeights.of(shape, plan)
         data = DataParallel(plan, pricer)
-        extras = tuple(data.micro_batch_s(weights, part, costs) for part in layers)
-        return cls(shape, layers, costs, weights, data, extras)
+        extras = [data.micro_batch_s(weights, part, costs) for part in layers]
+        ran = Pipeline.of(plan, pricer, shape, layers, costs, extras)
+        return cls(layers, weights, data, ran)
 
 
 class DataParallel:

@@ -10,7 +10,7 @@ from shardwise.ir.errors import InvalidValueError
 from shardwise.ir.schedule import ScheduleKind
 from shardwise.planner import uniform_pipeline
 from shardwise.planner.stage_layers import stage_layers
-from shardwise.planner.uniform_pipeline import pipeline
+from shardwise.planner.uniform_pipeline import Pipeline
 from shardwise.planner.uniform_units import PartCost, PartCosts
 from tests.support.uniform import GPT, plan, pricer
 
@@ -29,7 +29,8 @@ def run(text, layers, costs=EQUAL, *, steady=None, monkeypatch=None, extra=(0.0,
         patch.setattr("shardwise.ir.hardware.HardwareProfile.collective_s", lambda *_: 0.0)
         if steady is not None:
             patch.setattr(uniform_pipeline, "_STEADY", steady)
-        return pipeline(made, one, replace(GPT, layers=layers), parts, costs, [extra] * len(parts))
+        shape = replace(GPT, layers=layers)
+        return Pipeline.of(made, one, shape, parts, costs, [extra] * len(parts)).run()
 
 
 @given(
@@ -151,7 +152,7 @@ def test_messages_between_devices_cost_time():
     shape = replace(GPT, layers=8)
     none = [(0.0, 0.0)] * 4
     costs = PartCosts(FREE, replace(LAYER, forward_s=1e-3, backward_s=2e-3), FREE)
-    real = pipeline(with_hops, one, shape, parts, costs, none)
+    real = Pipeline.of(with_hops, one, shape, parts, costs, none).run()
     free = (8 + 3) * 2 * 3e-3
     assert free < real.time_s < 1.1 * free
 
