@@ -107,12 +107,17 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.note(result, (args, kwargs))
+        return result
+
+    def note(self, result: Any, given: Any) -> None:
+        """Count the storages of a result that are new; those of `given` are not."""
         inputs = {
             item.untyped_storage()._cdata
-            for item in torch.utils._pytree.tree_leaves((args, kwargs))
+            for item in torch.utils._pytree.tree_leaves(given)
             if isinstance(item, torch.Tensor)
         }
-        result = func(*args, **(kwargs or {}))
         for item in torch.utils._pytree.tree_leaves(result):
             if isinstance(item, torch.Tensor):
                 storage = item.untyped_storage()
@@ -122,7 +127,6 @@ class Live(TorchDispatchMode):
                     self.now += storage.nbytes()
                     weakref.finalize(storage, self._gone, key, storage.nbytes())
         self.peak = max(self.peak, self.now)
-        return result
 
     def _gone(self, key: int, size: int) -> None:
         self.now -= size

@@ -1,12 +1,11 @@
 """Stated peaks of slots against the storages that are seen alive while they run."""
 
-import weakref
 from functools import lru_cache
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.predicted_slots import Live
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.program import Use
 from shardwise.ir.strategy import Recompute
@@ -21,49 +20,25 @@ from tests.support.rig import SCHEMES, Rig, strategy
 WITHIN = 0.01
 
 
-class Live(TorchDispatchMode):
-    """The most bytes of storages made by this thread that live at once; a collective, which touches
-    other ranks' tensors, gives one result."""
+class LiveOfRank(Live):
+    """Of this thread's storages: a collective, which touches other ranks' tensors, gives one
+    result."""
 
     def __init__(self, communicator):
         super().__init__()
-        self.now = self.peak = 0
-        self.known = set()
         self.is_meeting = False
         self.execute, communicator._execute = communicator._execute, self.meet
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {
-            item.untyped_storage()._cdata
-            for item in torch.utils._pytree.tree_leaves((args, kwargs))
-            if isinstance(item, torch.Tensor)
-        }
-        result = func(*args, **(kwargs or {}))
+    def note(self, result, given):
         if not self.is_meeting:
-            self.note(result, given)
-        return result
+            super().note(result, given)
 
     def meet(self, call, x):
         self.is_meeting = True
         result = self.execute(call, x)
         self.is_meeting = False
-        self.note(result, {x.untyped_storage()._cdata})
+        self.note(result, [x])
         return result
-
-    def note(self, result, given):
-        for item in torch.utils._pytree.tree_leaves(result):
-            if isinstance(item, torch.Tensor):
-                storage = item.untyped_storage()
-                key, size = storage._cdata, storage.nbytes()
-                if key not in given and key not in self.known:
-                    self.known.add(key)
-                    self.now += size
-                    weakref.finalize(storage, self.gone, key, size)
-        self.peak = max(self.peak, self.now)
-
-    def gone(self, key, size):
-        self.now -= size
-        self.known.discard(key)
 
 
 def execute(communicator, model, mesh, strategies, scheme, rows, length):
@@ -76,7 +51,7 @@ def execute(communicator, model, mesh, strategies, scheme, rows, length):
     for bucket in range(len(strategies)):
         rig.store.prepare()
         run(rig, bucket, rows, length)  # makes the accumulators
-        live = Live(communicator)
+        live = LiveOfRank(communicator)
         with live:
             run(rig, bucket, rows, length)
         communicator._execute = live.execute
