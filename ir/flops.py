@@ -62,6 +62,8 @@ _OF_INPUT: Final = frozenset({
 Count = Callable[[Operator, Specs], sympy.Expr]
 ATTENTION: Final = "aten.scaled_dot_product_attention.default"
 """The kind of fused attention."""
+LINEAR: Final = "aten.linear.default"
+"""The kind of a product with a weight."""
 
 
 def annotated(graph: OperatorGraph) -> OperatorGraph:
@@ -222,7 +224,7 @@ def _lstm(operator: Operator, specs: Specs) -> sympy.Expr:
 
 
 TABLE: Final[Mapping[str, Count]] = {
-    "aten.linear.default": _linear,
+    LINEAR: _linear,
     "aten.matmul.default": _linear,
     "aten.mm.default": _linear,
     "aten.bmm.default": _linear,

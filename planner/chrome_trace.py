@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Final
 
 from shardwise.ir.errors import InvalidValueError
@@ -57,6 +58,12 @@ class Count:
     name: str
     time_s: float
     value: float
+
+
+def save_trace(path: Path, spans: Iterable[Span], counts: Iterable[Count] = ()) -> None:
+    """Write a trace file, and the folder that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(trace_text(spans, counts), encoding="utf-8")
 
 
 def trace_text(spans: Iterable[Span], counts: Iterable[Count] = ()) -> str:

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardwise.ir.dtype import DTYPE_BYTES
-from shardwise.ir.flops import ATTENTION, VIEWS, backward_moved, is_product
+from shardwise.ir.flops import ATTENTION, LINEAR, VIEWS, backward_moved, is_product
 from shardwise.ir.hardware import HardwareProfile
-from shardwise.ir.layout import Layout, Shard
+from shardwise.ir.layout import Layout
 from shardwise.ir.mesh import Mesh
+from shardwise.ir.operator import Operator
 from shardwise.ir.program import Call
 from shardwise.ir.software import SoftwareProfile
-from shardwise.planner.sizes import local_bytes, number, parts
+from shardwise.planner.sizes import call_bytes, number, parts
 from shardwise.planner.work import call_flops
 
-_LINEAR: Final = "aten.linear.default"
 _BATCHED: Final = ("aten.matmul.default", "aten.bmm.default", "aten.baddbmm.default")
 _PLAIN: Final = "float32"
 """Products in half precision accumulate in it, with or without tensor cores."""
@@ -63,13 +63,9 @@ class OperatorTime:
         if operator.kind in VIEWS and self.hardware.device != "cpu":
             return 0.0, 0.0  # no kernel; the floor of cpu profiles is measured with views
         flops, back = call_flops(call, needs, sizes)
-        moved = number(operator.moved_bytes, sizes) / call.parts
         if flops and multiplies(operator.kind):
-            specs = zip(
-                (*call.operand_specs, *operator.outputs), (*call.reads, *call.writes), strict=True
-            )
-            moved = sum(local_bytes(spec, x.forward, mesh, sizes) for spec, x in specs)
-            return self._product(call, flops, moved, back, sizes, mesh)
+            return self._product(call, flops, back, sizes, mesh)
+        moved = number(operator.moved_bytes, sizes) / call.parts
         forward = self._floored(self.hardware.memory_s(moved, _memory_key(call)))
         if not call.needs_gradient:
             return forward, 0.0
@@ -83,14 +79,9 @@ class OperatorTime:
         return operators * self._floored(self.hardware.memory_s(moved_bytes) / operators)
 
     def _product(
-        self,
-        call: Call,
-        flops: float,
-        moved: float,
-        back: float,
-        sizes: Mapping[str, int],
-        mesh: Mesh,
+        self, call: Call, flops: float, back: float, sizes: Mapping[str, int], mesh: Mesh
     ) -> tuple[float, float]:
+        moved = call_bytes(call, mesh, sizes)
         roofline_s = self.hardware.roofline_s
         if call.operator.kind == ATTENTION:
             dtype = call.operator.outputs[0].dtype
@@ -137,7 +128,7 @@ class OperatorTime:
         """Factors by which the last, partly filled round of tiles lengthens a linear: forward, and
         on average its two backward products."""
         processors = self.hardware.processors
-        if call.operator.kind != _LINEAR or processors is None:
+        if call.operator.kind != LINEAR or processors is None:
             return 1.0, 1.0
         given, last = call.operand_specs[0], len(call.operand_specs[0].shape) - 1
         read, written = call.reads[0].forward, call.writes[0].forward
@@ -152,8 +143,7 @@ class OperatorTime:
         return tile_rounds(rows, outer, count), backward
 
     def _is_lowered(self, call: Call) -> bool:
-        operator = call.operator
-        return bool(self.linear_dtype and operator.kind == _LINEAR and operator.module_path)
+        return bool(self.linear_dtype) and may_be_lowered(call.operator)
 
     def _lowered_share(self, call: Call) -> float:
         """Bytes of the three products of a linear over what they are in the compute dtype: of each
@@ -209,6 +199,11 @@ def multiplies(kind: str) -> bool:
     return is_product(kind) or kind == ATTENTION
 
 
+def may_be_lowered(operator: Operator) -> bool:
+    """Whether an operator is a product with a weight inside a layer, which float8 stacks lower."""
+    return operator.kind == LINEAR and bool(operator.module_path)
+
+
 def tile_rounds(rows: int, columns: int, processors: int) -> float:
     """Time of a product over what it would be if its tiles filled every round of the processors.
 
@@ -227,11 +222,7 @@ def tile_rounds(rows: int, columns: int, processors: int) -> float:
 
 def _cut(layout: Layout, dim: int, mesh: Mesh) -> int:
     """In how many parts a layout cuts a dim."""
-    return math.prod(
-        mesh.axis(axis).size
-        for axis, entry in layout.entries
-        if isinstance(entry, Shard) and entry.dim == dim
-    )
+    return mesh.group_size(tuple(axis for axis, _ in layout.cuts(dim)))
 
 
 def _memory_key(call: Call) -> str:

@@ -17,7 +17,7 @@ from shardwise.ir.errors import InvalidValueError, MismatchError, UnsupportedErr
 from shardwise.ir.global_batch import global_batches
 from shardwise.ir.lengths import Lengths
 from shardwise.ir.plan import Plan
-from shardwise.planner.chrome_trace import COMPUTE, Count, Span, trace_text
+from shardwise.planner.chrome_trace import COMPUTE, Count, Span, save_trace
 from shardwise.planner.score import fixed_s
 from shardwise.solvers.batcher import batch_slots, bucket_shapes
 
@@ -119,8 +119,7 @@ class SimulatedStep:
 
     def save_trace(self, path: Path) -> None:
         """Write the Chrome trace of the step."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(trace_text(self.spans(), self.counts()), encoding="utf-8")
+        save_trace(path, self.spans(), self.counts())
 
 
 def simulate_step(plan: Plan, lengths: Lengths, *, seed: int = 0, step: int = 0) -> SimulatedStep:

@@ -16,8 +16,8 @@ from shardwise.planner.chrome_trace import (
     COMMUNICATION,
     COMPUTE,
     Span,
+    save_trace,
     timeline_spans,
-    trace_text,
 )
 from shardwise.planner.compare import OtherPlan
 from shardwise.planner.uniform_plan import UniformPlan
@@ -36,11 +36,6 @@ class SimulatedFlags:
     price: UniformPrice
     timeline: Timeline
 
-    @property
-    def idle_share(self) -> float:
-        """Of the pipeline's time, the part in which a device waits, on average."""
-        return self.timeline.idle_share
-
     def __str__(self) -> str:
         plan, price = self.plan, self.price
         return (
@@ -48,8 +43,8 @@ class SimulatedFlags:
             f"{plan.micro_batch} x {plan.sequence_length} tokens a replica in "
             f"{price.pipeline_s:.4g} s + gradients {price.gradients_s:.4g} s + optimizer "
             f"{price.optimizer_s:.4g} s\n"
-            f"idle: {self.idle_share:.1%} of the pipeline's time, of {plan.pipeline} devices with "
-            f"{plan.tensor * plan.replicas} ranks each\n"
+            f"idle: {self.timeline.idle_share:.1%} of the pipeline's time, of {plan.pipeline} "
+            f"devices with {plan.tensor * plan.replicas} ranks each\n"
             f"peak: {size(price.peak_bytes)} per rank"
         )
 
@@ -70,8 +65,7 @@ class SimulatedFlags:
 
     def save_trace(self, path: Path) -> None:
         """Write the Chrome trace of the step."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(trace_text(self.spans()), encoding="utf-8")
+        save_trace(path, self.spans())
 
 
 def simulate_flags(other: OtherPlan, length: int | None) -> SimulatedFlags:

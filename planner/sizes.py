@@ -14,6 +14,7 @@ from shardwise.ir.dtype import DTYPE_BYTES
 from shardwise.ir.expression import Size
 from shardwise.ir.layout import Layout, Select, Shard
 from shardwise.ir.mesh import Mesh
+from shardwise.ir.program import Call
 from shardwise.ir.tensor import TensorSpec
 
 
@@ -50,3 +51,13 @@ def local_bytes(spec: TensorSpec, layout: Layout, mesh: Mesh, sizes: Mapping[str
     """Bytes per rank of an evenly cut value."""
     elements = number(_elements(spec.shape), sizes)
     return int(elements) // parts(layout, mesh) * DTYPE_BYTES[spec.dtype]
+
+
+def call_bytes(call: Call, mesh: Mesh, sizes: Mapping[str, int]) -> int:
+    """Bytes per rank of a call's operands and results."""
+    specs = (*call.operand_specs, *call.operator.outputs)
+    layouts = (*call.reads, *call.writes)
+    return sum(
+        local_bytes(spec, layout.forward, mesh, sizes)
+        for spec, layout in zip(specs, layouts, strict=True)
+    )

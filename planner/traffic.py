@@ -127,10 +127,10 @@ class Traffic:
         """Messages of parameters; they depend on no size. Step-long copies are not among them."""
         total: Messages = Counter()
         uses = [step for step in unit.steps if isinstance(step, Use)]
-        again = self.recomputed(unit) if recompute else self.unit_saves(unit).opened
+        again = self.unit_saves(unit).opened
+        if recompute:
+            again = tuple(step for step in self.recomputed(unit) if isinstance(step, Use))
         for use in (*uses, *again):
-            if not isinstance(use, Use):
-                continue
             if self.parameters[use.parameter].rest.lifetime is Lifetime.USE:
                 one = self.parameters[use.parameter]
                 total.update(self._route(one.rest.master, use.layout.forward, use.spec))

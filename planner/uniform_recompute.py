@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardwise.ir.decoder import DecoderShape
+from shardwise.ir.flops import LINEAR
 from shardwise.ir.lowering import lower
 from shardwise.ir.mesh import Mesh
 from shardwise.ir.program import Call, Move, UnitProgram
@@ -20,7 +21,6 @@ from shardwise.ir.redistribution import StepKind
 from shardwise.planner.operator_time import multiplies
 from shardwise.planner.sizes import local_bytes
 
-_LINEAR: Final = "aten.linear.default"
 _JOINED: Final = "qkv"
 _LAST: Final = "down"
 """Only the residual sum reads its result, and a sum's backward reads nothing."""
@@ -64,7 +64,7 @@ def kept_results(
                 continue
             name = step.operator.name
             share = 1.0
-            if step.operator.kind == _LINEAR:
+            if step.operator.kind == LINEAR:
                 widths = _widths(name, shape)
                 kept = sum(width for at, width in enumerate(widths, place) if not at % 2)
                 place += len(widths)

@@ -22,8 +22,8 @@ from shardwise.ir.strategy import Recompute, Role, Strategy
 from shardwise.ir.training import TrainingSpec
 from shardwise.planner.memory_model import SlotMemory, slot_memory, total_bytes
 from shardwise.planner.menu import MODEL_AXIS
-from shardwise.planner.operator_time import multiplies
-from shardwise.planner.sizes import local_bytes, number
+from shardwise.planner.operator_time import may_be_lowered, multiplies
+from shardwise.planner.sizes import call_bytes, local_bytes, number
 from shardwise.planner.time_model import Pricer
 from shardwise.planner.traffic import Messages, Traffic
 from shardwise.planner.uniform_plan import UniformPlan
@@ -180,7 +180,7 @@ class UniformUnits:
             else:
                 kept += own
             if name == HEAD and self.shape.fused_loss:
-                largest = self._output_bytes(traffic, unit, sizes)
+                largest = _output_bytes(traffic, unit, sizes)
             else:
                 largest = max((number(s, sizes) for s in memory.phases[place].transient), default=0)
             transient = max(transient, largest / share)
@@ -195,22 +195,6 @@ class UniformUnits:
         away = plan.offload / 1000 * held
         return held - away, away + opened + max(0.0, kept - held) + transient
 
-    def _output_bytes(self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]) -> float:
-        """Operands and results of the output layer, whose backward is the largest call of the exit
-        where the loss is one kernel: it reads logits, writes their gradient, and makes no other."""
-        return max(
-            sum(
-                local_bytes(spec, layout.forward, traffic.mesh, sizes)
-                for spec, layout in zip(
-                    (*step.operand_specs, *step.operator.outputs),
-                    (*step.reads, *step.writes),
-                    strict=True,
-                )
-            )
-            for step in unit.steps
-            if isinstance(step, Call) and multiplies(step.operator.kind)
-        )
-
     def _lowered_bytes(
         self, traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]
     ) -> float:
@@ -223,9 +207,7 @@ class UniformUnits:
         inputs = {
             ref: (step.operand_specs[0], parts.get(ref.name, step.reads[0].forward))
             for step in unit.steps
-            if isinstance(step, Call)
-            and step.operator.kind == "aten.linear.default"
-            and step.operator.module_path
+            if isinstance(step, Call) and may_be_lowered(step.operator)
             for ref in step.operator.refs()[:1]
         }
         return sum(
@@ -268,6 +250,16 @@ def local_decoder(
     program = localise(graph, units, mesh, [Strategy(name, roles, (), ())] * len(units))
     traffic = Traffic(program, {}, training)
     return traffic, slot_memory(traffic, range(len(units)), [False] * len(units))
+
+
+def _output_bytes(traffic: Traffic, unit: UnitProgram, sizes: Mapping[str, int]) -> float:
+    """Operands and results of the output layer, whose backward is the largest call of the exit
+    where the loss is one kernel: it reads logits, writes their gradient, and makes no other."""
+    return max(
+        call_bytes(step, traffic.mesh, sizes)
+        for step in unit.steps
+        if isinstance(step, Call) and multiplies(step.operator.kind)
+    )
 
 
 def _gather_moves(traffic: Traffic, unit: UnitProgram) -> list[Move]:

@@ -97,7 +97,6 @@ def profile(
                 (output, hardware_toml(found.hardware)),
                 (software_path, software_toml(found.software)),
             ):  # fmt: skip
-                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, "utf-8")
                 say(f"wrote {path}")
             for line in headlines(found.hardware, found.software):

@@ -51,8 +51,8 @@ def test_the_trace_ends_when_the_price_says(flags):
 
 
 def test_one_device_is_never_idle_and_a_pipeline_is():
-    assert simulated("dp=4")[1].idle_share == pytest.approx(0, abs=1e-9)
-    shares = [simulated("pp=4", count=m)[1].idle_share for m in (4, 8, 32)]
+    assert simulated("dp=4")[1].timeline.idle_share == pytest.approx(0, abs=1e-9)
+    shares = [simulated("pp=4", count=m)[1].timeline.idle_share for m in (4, 8, 32)]
     assert shares == sorted(shares, reverse=True) and shares[0] > 3 / 7 - 0.05
 
 
