@@ -166,7 +166,7 @@ def _shape(plan: Plan, model: str) -> DecoderShape:
     if kind != "hf" or not path:
         raise UnsupportedError(
             f"model {model!r}: plans of other launchers are priced for a model by its sizes; give "
-            "hf:config.json"
+            "hf:config.json, with its path after hf:"
         )
     shape = decoder_of_config(path)
     count = plan.model.parameter_count

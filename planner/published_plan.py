@@ -119,7 +119,9 @@ def _schedule(row: Row, pipeline: int) -> tuple[ScheduleKind, int]:
         return ScheduleKind.ZB_V, 2
     if chunks > 1:
         return ScheduleKind.INTERLEAVED, chunks
-    if not text.startswith("1f1b"):
+    if text and not text.startswith(("1f1b", "none", "interleaved")):
+        row.note(f"schedule {text!r:.40} not known: 1F1B assumed")
+    elif not text.startswith("1f1b"):
         row.note("1F1B assumed")
     return ScheduleKind.ONE_F_ONE_B, 1
 
@@ -163,6 +165,8 @@ def _recompute(row: Row) -> Recompute:
         return Recompute.REGION
     if text.startswith("selective"):
         return Recompute.ATTENTION
-    if not text.startswith("none") or "not stated" in text:
+    if text and not text.startswith(("none", "not stated")):
+        row.note(f"recompute {text!r:.40} not known: none assumed")
+    elif not text.startswith("none") or "not stated" in text:
         row.note("no recomputation assumed")
     return Recompute.NONE

@@ -6,7 +6,7 @@ recompute=layer`; parts that have their default may be left out.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -145,7 +145,7 @@ class UniformPlan:
         """The plan that `text` names; raises ParseError, InvalidValueError."""
         if not isinstance(text, str):
             raise ParseError(f"a uniform plan is text such as 'tp=8 pp=4', not {text!r:.60}")
-        readers: dict[str, Callable[[str], object]] = {
+        readers: dict[str, type[ScheduleKind] | type[Recompute]] = {
             "schedule": ScheduleKind, "recompute": Recompute
         }  # fmt: skip
         names = {field.name for field in fields(cls)}
@@ -154,9 +154,11 @@ class UniformPlan:
             match = _PART.fullmatch(part)
             name = _ALIASES.get(match[1], match[1]) if match else ""
             if match is None or name not in names or name in values:
-                known = ", ".join(sorted({*_ALIASES, *names} - set(_ALIASES.values())))
+                short = {long: alias for alias, long in _ALIASES.items()}
+                valued = sorted(short.get(one, one) for one in names - set(_FLAGS))
                 raise ParseError(
-                    f"{part!r:.60} in a uniform plan is not one of {known} with =value, each once"
+                    f"{part!r:.60} in a uniform plan: give {', '.join(valued)} with =value, or "
+                    f"{', '.join(_FLAGS)} alone; each at most once"
                 )
             try:
                 if (match[2] is None) != (name in _FLAGS):
@@ -164,7 +166,11 @@ class UniformPlan:
                 read = readers.get(name, int)
                 values[name] = True if name in _FLAGS else read(match[2])
             except ValueError:
-                raise ParseError(
-                    f"{part!r:.60} in a uniform plan has no value of its kind"
-                ) from None
+                if name in _FLAGS:
+                    what = f"{match[1]} stands alone; leave it out where it is not so"
+                else:
+                    kind = readers.get(name)
+                    values_of = ", ".join(kind) if kind else "a whole number"
+                    what = f"{match[1]} takes {values_of}"
+                raise ParseError(f"{part!r:.60} in a uniform plan: {what}") from None
         return cls(**values)  # type: ignore[arg-type]

@@ -28,6 +28,8 @@ FULL = {
 }  # fmt: skip
 READ = [name for name in FULL if name not in ("intra_link", "other_settings", "mem_kind")]
 SIZES = ("layers", "hidden", "seq_len")
+FLAT = {"virtual_stages": "1"}
+"""One model part a device, so that its schedule has to say which it is."""
 """Without these nothing says what ran."""
 
 
@@ -385,3 +387,16 @@ def test_what_has_no_price_is_refused(cells, reason):
 
 def test_a_row_in_float16_by_its_long_name():
     assert changed(precision="float16").training.compute_dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("cells", "note"),
+    [
+        ({"recompute": "banana"}, "recompute 'banana' not known: none assumed"),
+        ({"recompute": ""}, "no recomputation assumed"),
+        ({"schedule": "dualpipe", **FLAT}, "schedule 'dualpipe' not known: 1F1B assumed"),
+        ({"schedule": "", **FLAT}, "1F1B assumed"),
+    ],
+)
+def test_unknown_words_are_told_from_blank_cells(cells, note):
+    assert changed(**cells).notes == (note,)

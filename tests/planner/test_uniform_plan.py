@@ -116,3 +116,19 @@ def test_a_flag_has_no_value(value):
 def test_settings_of_recomputation_that_mean_nothing(text, match):
     with pytest.raises(InvalidValueError, match=match):
         UniformPlan.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "teaches"),
+    [
+        ("microbatches=8", "micro_batches, offload, pp,.*with =value, or sequence_parallel"),
+        ("tp=1 tp=2", "each at most once"),
+        ("overlap_gradients=no", "overlap_gradients stands alone"),
+        ("tp=x", "tp takes a whole number"),
+        ("schedule=foo", "schedule takes gpipe, 1f1b, interleaved_1f1b"),
+        ("recompute", "recompute takes none, attention, region, layer"),
+    ],
+)
+def test_a_bad_word_is_told_what_it_takes(text, teaches):
+    with pytest.raises(ParseError, match=teaches):
+        UniformPlan.parse(text)
