@@ -22,10 +22,15 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.order import spearman as spearman
+from benchmarks.page import table
 from benchmarks.predicted_slots import SLOTS, Point, run
 
 ROOT: Final = Path(__file__).parents[1]
 SCHEME_NAMES: Final = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+HEAD: Final = (
+    "strategy", "scheme", "recompute", "S", "predicted ms", "measured ms", "ratio", "spread %",
+    "end of step ms predicted", "measured", "live MB predicted", "measured", "VmHWM MB",
+)  # fmt: skip
 MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 NODES: Final = """
@@ -80,19 +85,20 @@ def report(found: dict[str, Any], command: str) -> str:
         f"- VmHWM of a slot: {sum(x <= 1 for x in vm)} of {len(vm)} within max(3 %, 24 MB), "
         f"largest {vm[-1]:.2f} times that",
         "",
-        "| strategy | scheme | recompute | S | predicted ms | measured ms | ratio | spread % "
-        "| end of step ms predicted | measured | live MB predicted | measured | VmHWM MB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        table(HEAD, map(cells, points)),
     ]
-    for p in points:
-        lines.append(
-            f"| {p.implementation} | {p.scheme} | {p.recompute} | {p.length} | "
-            f"{1e3 * p.predicted_s:.1f} | {1e3 * p.measured_s:.1f} | {p.ratio:.2f} | "
-            f"{100 * p.spread:.0f} | {1e3 * p.predicted_end_s:.1f} | "
-            f"{1e3 * p.measured_end_s:.1f} | {p.predicted_live / 1e6:.2f} | "
-            f"{p.measured_live / 1e6:.2f} | {p.measured_vm / 1e6:.2f} |"
-        )
     return "\n".join(lines) + "\n"
+
+
+def cells(p: Point) -> list[str]:
+    """A row of the table, in the order of HEAD."""
+    return [
+        p.implementation, p.scheme, p.recompute, str(p.length),
+        f"{1e3 * p.predicted_s:.1f}", f"{1e3 * p.measured_s:.1f}", f"{p.ratio:.2f}",
+        f"{100 * p.spread:.0f}", f"{1e3 * p.predicted_end_s:.1f}", f"{1e3 * p.measured_end_s:.1f}",
+        f"{p.predicted_live / 1e6:.2f}", f"{p.measured_live / 1e6:.2f}",
+        f"{p.measured_vm / 1e6:.2f}",
+    ]  # fmt: skip
 
 
 def sharing(arguments: argparse.Namespace) -> list[str]:
